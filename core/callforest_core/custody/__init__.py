@@ -1,0 +1,1 @@
+"""Custody of tokens: deltas, digests, chain verification and the prefix splice."""

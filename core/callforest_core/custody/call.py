@@ -1,0 +1,327 @@
+"""One captured call: its identity, its staged tokens, its ledger row, and an attempt's receipt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from callforest_core.custody.digests import (
+    CONTINUATION_MODE,
+    FORMAT_VERSIONS,
+    ROOT_MODE,
+    CallHeader,
+    DigestInputError,
+    FloatColumn,
+    FormatVersions,
+    canonical_call_digest,
+    commitments,
+    exact_call_digest,
+)
+from callforest_core.custody.tokens import EncodedIds, Logprobs, TokenIds, WideTokenIds
+
+NO_FINGERPRINT_VERSION: Final = 0
+
+
+def staging_key(capture_key: str, call_id: str) -> str:
+    """Name a staged call in the store: `capture_key/call_id` (capture contract 1.1)."""
+    return f"{capture_key}/{call_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallIdentity:
+    """Who a call is.
+
+    Attributes:
+        capture_key: the attempt.
+        call_id: the call, unique in its attempt.
+        parent_call_id: the call that this one continues, or None for a root.
+
+    """
+
+    capture_key: str
+    call_id: str
+    parent_call_id: str | None
+
+    @property
+    def staging_key(self) -> str:
+        """Name of the staged call in the store."""
+        return staging_key(self.capture_key, self.call_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedCall:
+    """The tokens of one call in canonical form, durable before anyone is told of them.
+
+    Attributes:
+        identity: who the call is.
+        prev_len: tokens inherited from the parent's path; 0 exactly for a root.
+        carry_len: new prompt tokens (no loss), the first of `token_ids`.
+        weight_version: of the policy when the call began.
+        token_ids: the delta, carry then generation.
+        logprobs: of the generated tokens only.
+        extras: canonical encoding of the extras (`custody.extras`).
+        digest: over everything of this call, raw 32 bytes, as are the next three.
+        extras_digest: over `extras`.
+        chain_hash: over the deltas from the root to here.
+        cumulative_hash: over all tokens from the root to here, flat.
+        versions: layout versions of the digests.
+
+    """
+
+    identity: CallIdentity
+    prev_len: int
+    carry_len: int
+    weight_version: int
+    token_ids: TokenIds
+    logprobs: Logprobs
+    extras: bytes
+    digest: bytes
+    extras_digest: bytes
+    chain_hash: bytes
+    cumulative_hash: bytes
+    versions: FormatVersions = FORMAT_VERSIONS
+
+    @property
+    def delta_len(self) -> int:
+        """Tokens that this call adds."""
+        return len(self.token_ids)
+
+    @property
+    def cum_len(self) -> int:
+        """Tokens from the root to the end of this call."""
+        return self.prev_len + len(self.token_ids)
+
+    @property
+    def generation_len(self) -> int:
+        """Sampled tokens."""
+        return len(self.token_ids) - self.carry_len
+
+    @property
+    def mode(self) -> str:
+        """`text` for a root, `token_in` for a continuation."""
+        return ROOT_MODE if self.identity.parent_call_id is None else CONTINUATION_MODE
+
+    @property
+    def staging_key(self) -> str:
+        """Name of this call in the store."""
+        return self.identity.staging_key
+
+    def recompute_digest(self, encoded: EncodedIds) -> bytes:
+        """Digest the fields again, committed extras digest and hashes included.
+
+        Args:
+            encoded: this call's own ids, encoded by the caller, who hashes them again.
+
+        Raises:
+            DigestInputError: the fields have no digest. Finite logprobs are the caller's to check.
+
+        """
+        identity = self.identity
+        carry_len = self.carry_len
+        generation_len = len(self.token_ids) - carry_len
+        if carry_len < 0 or generation_len != len(self.logprobs):
+            raise DigestInputError("carry and logprobs do not make up the delta")
+        if not len(self.token_ids):
+            raise DigestInputError("the delta is empty")
+        if not identity.capture_key or not identity.call_id or identity.parent_call_id == "":
+            raise DigestInputError("an identity is empty")
+        if (identity.parent_call_id is None) != (self.prev_len == 0):
+            raise DigestInputError("exactly a root has no prefix")
+        if self.versions != FORMAT_VERSIONS:
+            raise DigestInputError(f"versions {tuple(self.versions)}")
+        return canonical_call_digest(
+            identity.capture_key,
+            identity.call_id,
+            identity.parent_call_id,
+            self.prev_len,
+            carry_len,
+            self.weight_version,
+            encoded,
+            self.logprobs,
+            commitments(self.extras_digest, self.chain_hash, self.cumulative_hash),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExactCall:
+    """The tokens of one call in the contract's full form, for records that peers made.
+
+    Everything is as claimed: lengths and mode may contradict the columns, and verification says so.
+    Legal records that the canonical form cannot carry live here: ids from 2^32 on, signed zeros,
+    any order of mask values. The trainer path refuses them.
+
+    Attributes:
+        identity: who the call is.
+        mode: `text` or `token_in`.
+        prev_len: tokens inherited from the parent's path.
+        delta_len: tokens that this call adds.
+        cum_len: tokens from the root to the end of this call.
+        weight_version: of the policy when the call began.
+        token_ids: the delta.
+        token_mask: 1.0 for a generated token, 0.0 for a carried one.
+        logprobs: one a token.
+        digest: raw 32 bytes, as are the next three; meanings as in `StagedCall`.
+        extras_digest: over extras that are held elsewhere.
+        chain_hash: over the deltas from the root to here.
+        cumulative_hash: over all tokens from the root to here, flat.
+        versions: layout versions of the digests.
+
+    """
+
+    identity: CallIdentity
+    mode: str
+    prev_len: int
+    delta_len: int
+    cum_len: int
+    weight_version: int
+    token_ids: WideTokenIds
+    token_mask: FloatColumn
+    logprobs: FloatColumn
+    digest: bytes
+    extras_digest: bytes
+    chain_hash: bytes
+    cumulative_hash: bytes
+    versions: FormatVersions = FORMAT_VERSIONS
+
+    @property
+    def header(self) -> CallHeader:
+        """The claimed fields that a digest covers."""
+        return CallHeader(
+            self.versions,
+            self.identity.capture_key,
+            self.identity.call_id,
+            self.identity.parent_call_id,
+            self.mode,
+            self.prev_len,
+            self.delta_len,
+            self.cum_len,
+            self.weight_version,
+        )
+
+    def recompute_digest(self) -> bytes:
+        """Digest the fields again, committed extras digest and hashes included.
+
+        Raises:
+            DigestInputError: the fields have no digest.
+
+        """
+        digests = commitments(self.extras_digest, self.chain_hash, self.cumulative_hash)
+        return exact_call_digest(
+            self.header, self.token_ids, self.token_mask, self.logprobs, digests
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """The token-free ledger row of a call.
+
+    Attributes:
+        call_id: the call.
+        parent_call_id: the call that it continues, or None for a root.
+        mode: `text` or `token_in`.
+        prev_len: tokens inherited; with `delta_len` and `cum_len` as in the staged call.
+        delta_len: tokens added.
+        cum_len: tokens up to the end of the call.
+        weight_version: of the policy when the call began.
+        digest: of the staged call, raw 32 bytes, as are the next three.
+        extras_digest: of its extras.
+        chain_hash: of its deltas from the root.
+        cumulative_hash: of its tokens from the root.
+        staging_key: where the staged call is; opaque to verification.
+        response_id: id of the served response.
+        admitted_at: seconds since the epoch, or None when the peer stamped none.
+        output_fingerprint: of the call's own output, raw 32 bytes, or None.
+        continuation_fingerprint: of request and output, raw 32 bytes, or None.
+        fingerprint_version: of the canonicalisation, 0 when none was recorded.
+        finish_reason: why generation stopped, "" when unknown.
+        status: completion status of the served response, "" when unknown.
+        versions: layout versions of the digests.
+
+    """
+
+    call_id: str
+    parent_call_id: str | None
+    mode: str
+    prev_len: int
+    delta_len: int
+    cum_len: int
+    weight_version: int
+    digest: bytes
+    extras_digest: bytes
+    chain_hash: bytes
+    cumulative_hash: bytes
+    staging_key: str
+    response_id: str
+    admitted_at: float | None = None
+    output_fingerprint: bytes | None = None
+    continuation_fingerprint: bytes | None = None
+    fingerprint_version: int = NO_FINGERPRINT_VERSION
+    finish_reason: str = ""
+    status: str = ""
+    versions: FormatVersions = FORMAT_VERSIONS
+
+    @classmethod
+    def of(
+        cls,
+        staged: StagedCall,
+        response_id: str,
+        *,
+        admitted_at: float | None = None,
+        output_fingerprint: bytes | None = None,
+        continuation_fingerprint: bytes | None = None,
+        fingerprint_version: int = NO_FINGERPRINT_VERSION,
+        finish_reason: str = "",
+        status: str = "",
+    ) -> CallRecord:
+        """Make the ledger row of a staged call that was served as `response_id`."""
+        identity = staged.identity
+        return cls(
+            identity.call_id,
+            identity.parent_call_id,
+            staged.mode,
+            staged.prev_len,
+            staged.delta_len,
+            staged.cum_len,
+            staged.weight_version,
+            staged.digest,
+            staged.extras_digest,
+            staged.chain_hash,
+            staged.cumulative_hash,
+            identity.staging_key,
+            response_id,
+            admitted_at,
+            output_fingerprint,
+            continuation_fingerprint,
+            fingerprint_version,
+            finish_reason,
+            status,
+            staged.versions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an attempt recorded and which call is scored (capture contract 1.11).
+
+    Attributes:
+        capture_key: the attempt.
+        manifest: one record a call, in commit order.
+        terminal_call_id: the scored call, or None when nothing attributed one.
+        reward: of the logical rollout, or None before scoring.
+        capture_poisoned: some call's capture failed; nothing may train.
+        failure_reason: why the rollout failed, or None.
+        terminal_selection: `declared`, `response_id`, `content`, `heuristic` or None.
+        terminal_attribution_reason: trail of the attribution, or None.
+        versions: layout versions of the digests.
+
+    """
+
+    capture_key: str
+    manifest: tuple[CallRecord, ...]
+    terminal_call_id: str | None
+    reward: float | None = None
+    capture_poisoned: bool = False
+    failure_reason: str | None = None
+    terminal_selection: str | None = None
+    terminal_attribution_reason: str | None = None
+    versions: FormatVersions = FORMAT_VERSIONS

@@ -1,0 +1,134 @@
+"""Complete a call: from the engine's prompt and generation to a staged call with all digests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from callforest_core.custody.call import CallIdentity, StagedCall
+from callforest_core.custody.digests import (
+    DIGEST_SIZE,
+    DigestInputError,
+    canonical_call_digest,
+    chain_hash_encoded,
+    commitments,
+    cumulative_hash_encoded,
+)
+from callforest_core.custody.errors import (
+    CountMismatchError,
+    EmptyDeltaError,
+    IdentityError,
+    PrefixMismatchError,
+    WeightVersionError,
+)
+from callforest_core.custody.extras import EMPTY_EXTRAS, EMPTY_EXTRAS_DIGEST, extras_digest
+from callforest_core.custody.tokens import ID_TYPE, TokenIds, as_logprobs, as_token_ids
+
+
+def complete_call(
+    identity: CallIdentity,
+    *,
+    prefix: TokenIds | None,
+    parent_chain_hash: bytes | None,
+    prompt_ids: Sequence[int] | NDArray[np.integer],
+    generated_ids: Sequence[int] | NDArray[np.integer],
+    logprobs: Sequence[float] | NDArray[np.floating],
+    weight_version: int,
+    extras: bytes = EMPTY_EXTRAS,
+    reported_generation_len: int | None = None,
+) -> StagedCall:
+    """Build the delta of a call and every digest (capture contract 2.7 and 2.9).
+
+    An empty generation is allowed when the prompt adds tokens; the verifier refuses to train it.
+
+    Args:
+        identity: who the call is.
+        prefix: all tokens of the parent's path, None for a root.
+        parent_chain_hash: the parent's chain hash, None for a root.
+        prompt_ids: what the engine was given, whole.
+        generated_ids: what it sampled.
+        logprobs: of the sampled tokens.
+        weight_version: of the policy when the call began.
+        extras: canonical encoding of the extras.
+        reported_generation_len: the engine's own count of sampled tokens, when it gave one.
+
+    Raises:
+        CaptureError: one subclass for each reason; nothing may be staged.
+
+    """
+    generated = as_token_ids(generated_ids)
+    scores = as_logprobs(logprobs)
+    if len(generated) != len(scores):
+        raise CountMismatchError(len(generated), len(scores), "logprobs")
+    if reported_generation_len not in (None, len(generated)):
+        raise CountMismatchError(len(generated), reported_generation_len or 0, "the engine")
+    prompt = as_token_ids(prompt_ids)
+    prev_len = _inherited(identity, prefix, parent_chain_hash, prompt)
+    prompt_len = len(prompt)
+    total = prompt_len + len(generated)
+    if total == prev_len:
+        raise EmptyDeltaError
+    if not 0 <= weight_version < 2**64:
+        raise WeightVersionError(weight_version)
+
+    encoded = np.empty(total, dtype=ID_TYPE)
+    encoded[:prompt_len] = prompt
+    encoded[prompt_len:] = generated
+    delta = encoded[prev_len:]
+    chain = chain_hash_encoded(parent_chain_hash, delta)
+    cumulative = cumulative_hash_encoded([encoded])
+    extras_commitment = EMPTY_EXTRAS_DIGEST if extras == EMPTY_EXTRAS else extras_digest(extras)
+    try:
+        digest = canonical_call_digest(
+            identity.capture_key,
+            identity.call_id,
+            identity.parent_call_id,
+            prev_len,
+            prompt_len - prev_len,
+            weight_version,
+            delta,
+            scores,
+            commitments(extras_commitment, chain, cumulative),
+        )
+    except DigestInputError as error:
+        raise IdentityError(str(error)) from error
+    return StagedCall(
+        identity,
+        prev_len,
+        prompt_len - prev_len,
+        weight_version,
+        np.concatenate((prompt[prev_len:], generated)),
+        scores,
+        extras,
+        digest,
+        extras_commitment,
+        chain,
+        cumulative,
+    )
+
+
+def _inherited(
+    identity: CallIdentity,
+    prefix: TokenIds | None,
+    parent_chain_hash: bytes | None,
+    prompt: TokenIds,
+) -> int:
+    """Check lineage and prefix; return the number of inherited tokens."""
+    if not identity.capture_key or not identity.call_id or identity.parent_call_id == "":
+        raise IdentityError("an identity is empty")
+    if identity.parent_call_id is None:
+        if parent_chain_hash is not None or (prefix is not None and len(prefix)):
+            raise IdentityError("a root has neither prefix nor parent chain hash")
+        return 0
+    if prefix is None or not len(prefix):
+        raise IdentityError("a continuation needs its prefix")
+    if parent_chain_hash is None or len(parent_chain_hash) != DIGEST_SIZE:
+        raise IdentityError("a continuation needs its parent's chain hash")
+    size = len(prefix)
+    if not np.array_equal(prompt[:size], prefix):
+        shared = prompt[:size] == prefix[: len(prompt)]
+        position = len(shared) if shared.all() else int(np.argmin(shared))
+        raise PrefixMismatchError(position, size, len(prompt))
+    return size

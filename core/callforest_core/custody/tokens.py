@@ -1,0 +1,67 @@
+"""Token columns as numpy arrays, and their big-endian encodings that the digests cover."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from callforest_core.custody.errors import NonFiniteLogprobError, TokenOutOfRangeError
+
+TokenIds: TypeAlias = NDArray[np.uint32]
+"""One id a token, shape [tokens]: the canonical column of our wire."""
+WideTokenIds: TypeAlias = NDArray[np.uint64]
+"""One id a token, shape [tokens]: the range of the capture contract, [0, 2^64)."""
+AnyTokenIds: TypeAlias = TokenIds | WideTokenIds
+Logprobs: TypeAlias = NDArray[np.float32]
+"""One natural-log probability a generated token, shape [generated tokens]."""
+EncodedIds: TypeAlias = NDArray[np.uint64]
+"""Ids as contiguous big-endian u64, the body of `TOK` (capture contract 2.2)."""
+
+ID_TYPE: Final = np.dtype(">u8")
+FLOAT_TYPE: Final = np.dtype(">f4")
+_LIMIT: Final = 2**32
+
+
+def as_token_ids(values: Sequence[int] | NDArray[np.integer]) -> TokenIds:
+    """Return ids as a contiguous uint32 array, sharing memory when they already are one.
+
+    Raises:
+        TokenOutOfRangeError: not one-dimensional, not integers, or outside [0, 2^32).
+
+    """
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise TokenOutOfRangeError(f"ids have shape {array.shape}")
+    if array.dtype == np.uint32:
+        return np.ascontiguousarray(array, dtype=np.uint32)
+    if array.size == 0:
+        return np.empty(0, dtype=np.uint32)
+    if array.dtype.kind not in "iu":
+        raise TokenOutOfRangeError(f"ids have type {array.dtype}")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= _LIMIT:
+        raise TokenOutOfRangeError(f"ids span [{low}, {high}]")
+    return array.astype(np.uint32)
+
+
+def as_logprobs(values: Sequence[float] | NDArray[np.floating]) -> Logprobs:
+    """Return logprobs as a float32 array of their own (IEEE round to nearest even).
+
+    Raises:
+        NonFiniteLogprobError: a value is NaN, infinite, or overflows float32 (BUGCASES B10).
+
+    """
+    with np.errstate(over="ignore"):
+        array = np.array(values, dtype=np.float32)
+    finite = np.isfinite(array)
+    if not finite.all():
+        raise NonFiniteLogprobError(int(np.argmin(finite)))
+    return array
+
+
+def encode_ids(token_ids: AnyTokenIds) -> EncodedIds:
+    """Encode ids as contiguous big-endian u64, without the count that `TOK` puts first."""
+    return token_ids.astype(ID_TYPE)
