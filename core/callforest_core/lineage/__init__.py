@@ -1,0 +1,1 @@
+"""Who continues whom: fingerprints, the chain-mode verdict, terminal attribution."""
