@@ -33,7 +33,7 @@ demo: install ## Run one rollout from harness to optimizer step, and show it
 test: install lint types ## Everything that must hold: lint, types, schemas, tests, requirements
 	@mkdir -p $(BUILD)
 	@$(BIN)/pytest --requirement-report=$(BUILD)/requirements.json
-	@$(BIN)/python tools/check_requirements.py $(BUILD)/requirements.json
+	@$(BIN)/python -m tools.check_requirements $(BUILD)/requirements.json
 
 .PHONY: lint
 lint: install ## Lint and check the format of Python and of the schemas
@@ -63,7 +63,7 @@ baseline: install ## Freeze today's schemas as the release that `buf breaking` g
 
 .PHONY: requirements
 requirements: install ## Write docs/requirements.md from the tests' markers
-	@$(BIN)/python tools/write_requirements.py
+	@$(BIN)/python -m tools.write_requirements
 
 .PHONY: bench
 bench: install ## Run every benchmark
