@@ -1,0 +1,173 @@
+"""Errors as they cross the wire, and back.
+
+    CallforestError            a service refused or failed; has reason, code, metadata
+    |- UnavailableError        repeat with back-off (UNAVAILABLE, DEADLINE_EXCEEDED)
+    `- RefusedError            a repeat fails alike, unless retry_after_ms is set
+
+Contract: docs/protocol.md, section "Errors".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+import grpc.aio
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_core.refusal import Refusal
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "callforest"
+_PREFIX = "ERROR_REASON_"
+
+_CODE = grpc.StatusCode
+STATUS_CODES: Mapping[er.ErrorReason.ValueType, grpc.StatusCode] = {
+    er.ERROR_REASON_INVALID_MESSAGE: _CODE.INVALID_ARGUMENT,
+    er.ERROR_REASON_INTERNAL: _CODE.INTERNAL,
+    er.ERROR_REASON_DRAINING: _CODE.UNAVAILABLE,
+    er.ERROR_REASON_OVERLOADED: _CODE.RESOURCE_EXHAUSTED,
+    er.ERROR_REASON_ITEM_DEADLINE: _CODE.DEADLINE_EXCEEDED,
+    er.ERROR_REASON_FRAME_BROKEN: _CODE.INVALID_ARGUMENT,
+    er.ERROR_REASON_MESSAGE_TOO_LARGE: _CODE.RESOURCE_EXHAUSTED,
+    er.ERROR_REASON_PEER_UNAVAILABLE: _CODE.UNAVAILABLE,
+    er.ERROR_REASON_VOLATILE_STORE: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_STORE_CORRUPT: _CODE.DATA_LOSS,
+    er.ERROR_REASON_STORE_FULL: _CODE.RESOURCE_EXHAUSTED,
+    er.ERROR_REASON_ATTEMPT_NOT_FOUND: _CODE.NOT_FOUND,
+    er.ERROR_REASON_ATTEMPT_CLOSED: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_ATTEMPT_SEALED: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_ATTEMPT_NOT_SEALED: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_STALE_MANIFEST: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_CALL_NOT_FOUND: _CODE.NOT_FOUND,
+    er.ERROR_REASON_CALL_NOT_ADMITTED: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_CALL_MISMATCH: _CODE.ALREADY_EXISTS,
+    er.ERROR_REASON_COORDINATES_MISMATCH: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_DIGEST_MISMATCH: _CODE.INVALID_ARGUMENT,
+    er.ERROR_REASON_PARTITION_DROPPED: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_PREFIX_BROKEN: _CODE.DATA_LOSS,
+    er.ERROR_REASON_REQUEST_REFUSED: _CODE.INVALID_ARGUMENT,
+    er.ERROR_REASON_ENGINE_UNAVAILABLE: _CODE.UNAVAILABLE,
+    er.ERROR_REASON_WEIGHT_VERSION_STALE: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_GROUP_MISMATCH: _CODE.ALREADY_EXISTS,
+    er.ERROR_REASON_GROUP_INCOMPLETE: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_RECEIPT_NOT_FOUND: _CODE.NOT_FOUND,
+    er.ERROR_REASON_CURSOR_INVALID: _CODE.OUT_OF_RANGE,
+    er.ERROR_REASON_TRAINER_CONFIGURATION: _CODE.FAILED_PRECONDITION,
+    er.ERROR_REASON_LEARNER_FAILED: _CODE.ABORTED,
+    er.ERROR_REASON_CHECKPOINT_REFUSED: _CODE.FAILED_PRECONDITION,
+}
+"""The status of each reason, as the reason's comment states it."""
+
+_BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class CallforestError(Exception):
+    """A service refused or failed.
+
+    Attributes:
+        code: the gRPC status code.
+        reason: a value of ErrorReason; unspecified when the peer sent none.
+        metadata: the facts that the reason's comment names.
+        retry_after_ms: when a repeat can succeed, if the service said so.
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *,
+        reason: er.ErrorReason.ValueType = er.ERROR_REASON_UNSPECIFIED,
+        metadata: Mapping[str, str] | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        facts = " ".join(f"{key}={value}" for key, value in self.metadata.items())
+        return f"{self.code.name} {reason_name(self.reason)}: {self.message} {facts}".rstrip()
+
+
+class UnavailableError(CallforestError):
+    """The service did not answer, or is not there. Repeat with the same ids."""
+
+
+class RefusedError(CallforestError):
+    """The service refused. A repeat fails alike, unless `retry_after_ms` is set."""
+
+
+def reason_name(reason: er.ErrorReason.ValueType) -> str:
+    """Give the reason as ErrorInfo writes it, without the enum's prefix."""
+    return er.ErrorReason.Name(reason).removeprefix(_PREFIX)
+
+
+def status_of(refusal: Refusal) -> status_pb2.Status:
+    """Turn a refusal into its status: code, message, ErrorInfo, and RetryInfo if it has a delay."""
+    code: int = STATUS_CODES[refusal.reason].value[0]
+    info = error_details_pb2.ErrorInfo(
+        reason=reason_name(refusal.reason), domain=DOMAIN, metadata=refusal.facts
+    )
+    status = status_pb2.Status(code=code, message=refusal.message)
+    status.details.append(_packed(info))
+    if refusal.violations:
+        bad = error_details_pb2.BadRequest()
+        for field, description in refusal.violations:
+            bad.field_violations.add(field=field, description=description)
+        status.details.append(_packed(bad))
+    if refusal.retry_after_ms is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(refusal.retry_after_ms)
+        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status
+
+
+def error_of(status: status_pb2.Status) -> CallforestError:
+    """Turn a status into the exception that a client raises."""
+    reason = er.ERROR_REASON_UNSPECIFIED
+    metadata: dict[str, str] = {}
+    retry_after_ms: int | None = None
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        retry = error_details_pb2.RetryInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            name = _PREFIX + info.reason
+            if name in er.ErrorReason.keys():  # noqa: SIM118 - not a mapping
+                reason = er.ErrorReason.Value(name)
+            metadata = dict(info.metadata)
+        elif detail.Unpack(retry):
+            retry_after_ms = retry.retry_delay.ToMilliseconds()
+    code = _BY_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
+    return _typed(code, status.message, reason, metadata, retry_after_ms)
+
+
+def error_of_rpc(error: grpc.aio.AioRpcError) -> CallforestError:
+    """Turn what a stub raised into the exception that a client raises."""
+    status = rpc_status.from_call(error)
+    if status is not None:
+        return error_of(status)
+    return _typed(error.code(), error.details() or "", er.ERROR_REASON_UNSPECIFIED, {}, None)
+
+
+def _typed(
+    code: grpc.StatusCode,
+    message: str,
+    reason: er.ErrorReason.ValueType,
+    metadata: Mapping[str, str],
+    retry_after_ms: int | None,
+) -> CallforestError:
+    transient = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    kind = UnavailableError if transient else RefusedError
+    return kind(code, message, reason=reason, metadata=metadata, retry_after_ms=retry_after_ms)
+
+
+def _packed(detail: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed

@@ -1,0 +1,348 @@
+"""The client's side of an item stream: many callers, few messages, one result each.
+
+What queues while a message is being written is the next message, so that the cost of a message is
+shared. A broken stream is opened again, and items that may be repeated are sent again under their
+ids until their time is up. Contract: docs/protocol.md, section "Item streams".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import grpc
+import grpc.aio
+from callforest.capture.v1 import frame_pb2, item_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_core.refusal import Refusal
+from google.protobuf.message import Message
+
+from callforest_client.errors import (
+    CallforestError,
+    RefusedError,
+    UnavailableError,
+    error_of,
+    error_of_rpc,
+    status_of,
+)
+from callforest_client.frames import FRAME_BYTES, PAYLOAD_BYTES, FrameAssembler, frames_of
+
+PayloadT = TypeVar("PayloadT", bound=Message)
+ResultT = TypeVar("ResultT", bound=Message)
+
+MESSAGE_ITEMS = 256
+MESSAGE_BYTES = 2 << 20
+_FRAME_FIELDS = {
+    frame_pb2.FrameBegin: "begin",
+    frame_pb2.FrameChunk: "chunk",
+    frame_pb2.FrameEnd: "end",
+}
+_ITEM_OVERHEAD_BYTES = 256
+_BACKOFF_FIRST_S = 0.05
+_BACKOFF_LAST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec(Generic[PayloadT, ResultT]):
+    """Names the messages of one item stream.
+
+    Attributes:
+        name: the RPC, for messages to people.
+        request: the request message, which has `items`.
+        item: the item message, which has `context` and a body.
+        payload_field: the body's arm that holds a whole payload.
+        payload: the payload message.
+        response: the response message, which has `results`.
+        result: the result message, which has `sequence` and an outcome.
+        answer_field: the outcome's arm that holds a whole answer.
+        answer: the answer message.
+        repeatable: whether an item may be sent again when its stream broke.
+    """
+
+    name: str
+    request: Callable[..., Message]
+    item: Callable[..., Message]
+    payload_field: str
+    payload: type[PayloadT]
+    response: Callable[..., Message]
+    result: Callable[..., Message]
+    answer_field: str
+    answer: type[ResultT]
+    repeatable: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Pending(Generic[PayloadT, ResultT]):
+    sequence: int
+    payload: PayloadT
+    deadline: float
+    traceparent: str
+    future: asyncio.Future[ResultT]
+    sent: bool = False
+
+
+class ItemStream(Generic[PayloadT, ResultT]):
+    """Sends payloads over one bidirectional stream and gives each caller its answer.
+
+    Args:
+        spec: the stream's messages.
+        connect: opens the RPC; called again after a break.
+        tenant: owns every item.
+        unanswered_max: callers beyond this many wait for a place.
+        linger_s: how long to gather items once several callers are at work; 0 never waits.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec[PayloadT, ResultT],
+        connect: Callable[[], grpc.aio.StreamStreamCall[Message, Message]],
+        *,
+        tenant: str,
+        unanswered_max: int = 1024,
+        linger_s: float = 0.001,
+    ) -> None:
+        self._spec = spec
+        self._connect = connect
+        self._tenant = tenant
+        self._linger_s = linger_s
+        self._places = asyncio.Semaphore(unanswered_max)
+        self._unanswered: dict[int, _Pending[PayloadT, ResultT]] = {}
+        self._queue: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._sequence = 0
+        self._closed = False
+        self._runner: asyncio.Task[None] | None = None
+        self.message_count = 0
+        self.item_count = 0
+
+    async def send(self, payload: PayloadT, *, timeout_s: float, traceparent: str = "") -> ResultT:
+        """Send one payload and await its answer.
+
+        Raises:
+            RefusedError: the service refused it.
+            UnavailableError: no answer within `timeout_s`, or the stream broke and the item may
+                not be repeated. Whether it took effect is unknown.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline), self._places:
+                pending = self._enqueue(payload, deadline, traceparent, loop)
+                try:
+                    return await pending.future
+                finally:
+                    self._retire(pending)
+        except TimeoutError:
+            raise _late(self._spec.name, timeout_s) from None
+
+    async def close(self) -> None:
+        """End the stream; callers that still wait get UnavailableError."""
+        self._closed = True
+        self._wake.set()
+        if self._runner is not None:
+            self._runner.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._runner
+        self._fail_all(_broken(self._spec.name, "closed"))
+
+    def _enqueue(
+        self,
+        payload: PayloadT,
+        deadline: float,
+        traceparent: str,
+        loop: asyncio.AbstractEventLoop,
+    ) -> _Pending[PayloadT, ResultT]:
+        if self._closed:
+            raise _broken(self._spec.name, "closed")
+        self._sequence += 1
+        pending = _Pending(self._sequence, payload, deadline, traceparent, loop.create_future())
+        self._unanswered[pending.sequence] = pending
+        self._queue.extend(self._items(pending, loop.time()))
+        self._wake.set()
+        if self._runner is None or self._runner.done():
+            self._runner = loop.create_task(self._run())
+        return pending
+
+    def _retire(self, pending: _Pending[PayloadT, ResultT]) -> None:
+        """Forget an item; tell the server if nobody waits for its answer any more."""
+        if self._unanswered.pop(pending.sequence, None) is None or pending.future.done():
+            if not pending.future.cancelled():
+                return
+        if pending.sent and not self._closed:
+            context = self._context(pending, asyncio.get_running_loop().time())
+            self._queue.append(self._spec.item(context=context, cancel=item_pb2.ItemCancel()))
+            self._wake.set()
+
+    def _context(
+        self, pending: _Pending[PayloadT, ResultT], now: float
+    ) -> item_pb2.ItemContext:
+        return item_pb2.ItemContext(
+            sequence=pending.sequence,
+            tenant=self._tenant,
+            timeout_ms=max(1, int((pending.deadline - now) * 1000)),
+            traceparent=pending.traceparent,
+        )
+
+    def _items(self, pending: _Pending[PayloadT, ResultT], now: float) -> Iterator[Message]:
+        context = self._context(pending, now)
+        if pending.payload.ByteSize() <= FRAME_BYTES:
+            yield self._spec.item(
+                context=context, **{self._spec.payload_field: pending.payload}
+            )
+            return
+        serialized = pending.payload.SerializeToString()
+        if len(serialized) > PAYLOAD_BYTES:
+            raise error_of(
+                status_of(
+                    Refusal(
+                        er.ERROR_REASON_MESSAGE_TOO_LARGE,
+                        "the payload is larger than any that is accepted",
+                        size_bytes=len(serialized),
+                        limit_bytes=PAYLOAD_BYTES,
+                    )
+                )
+            )
+        for frame in frames_of(serialized):
+            yield self._spec.item(context=context, **{_FRAME_FIELDS[type(frame)]: frame})
+
+    async def _run(self) -> None:
+        """Keep a stream open while there is something to send or to await."""
+        backoff_s = _BACKOFF_FIRST_S
+        while not self._closed and (self._queue or self._unanswered):
+            answered = await self._converse()
+            if answered:
+                backoff_s = _BACKOFF_FIRST_S
+            elif self._unanswered:
+                # Waiting is bounded by the callers' own timeouts, each of which empties its place.
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _BACKOFF_LAST_S)
+
+    async def _converse(self) -> bool:
+        """Run one stream until it ends; say whether it answered anything."""
+        before = len(self._unanswered)
+        call = self._connect()
+        reader = asyncio.ensure_future(self._read(call))
+        writer = asyncio.ensure_future(self._write(call))
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writer, reader):
+                task.cancel()
+            call.cancel()
+            outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
+        error = next((one for one in outcomes if isinstance(one, CallforestError)), None)
+        self._after_break(error)
+        return isinstance(outcomes[0], int) or len(self._unanswered) < before
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[Message, Message]) -> None:
+        while True:
+            await self._wake.wait()
+            if self._linger_s and len(self._unanswered) >= 4:
+                await asyncio.sleep(self._linger_s)  # gathers; nothing waits on it for order
+            batch = self._next_batch()
+            if not batch:
+                self._wake.clear()
+                continue
+            self.message_count += 1
+            self.item_count += len(batch)
+            try:
+                await call.write(self._spec.request(items=batch))
+            except grpc.aio.AioRpcError as error:
+                raise error_of_rpc(error) from None
+            except asyncio.InvalidStateError:
+                raise _broken(self._spec.name, "ended") from None
+
+    def _next_batch(self) -> list[Message]:
+        batch: list[Message] = []
+        size = 0
+        while self._queue and len(batch) < MESSAGE_ITEMS:
+            item = self._queue[0]
+            size += item.ByteSize() + _ITEM_OVERHEAD_BYTES
+            if batch and size > MESSAGE_BYTES:
+                break
+            batch.append(self._queue.popleft())
+            pending = self._unanswered.get(item.context.sequence)  # type: ignore[attr-defined] # spec.item has a context
+            if pending is not None:
+                pending.sent = True
+        return batch
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[Message, Message]) -> None:
+        assembler = FrameAssembler(payloads_max=1024)
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                for result in response.results:  # type: ignore[union-attr] # spec.response has results
+                    self._take(result, assembler)
+            code = await call.code()
+        except grpc.aio.AioRpcError as error:
+            raise error_of_rpc(error) from None
+        raise _broken(self._spec.name, code.name)
+
+    def _take(self, result: Message, assembler: FrameAssembler) -> None:
+        sequence: int = result.sequence  # type: ignore[attr-defined] # spec.result has one
+        pending = self._unanswered.get(sequence)
+        if pending is None or pending.future.done():
+            assembler.drop(sequence)
+            return
+        outcome = result.WhichOneof("outcome")
+        try:
+            if outcome == self._spec.answer_field:
+                pending.future.set_result(getattr(result, outcome))
+            elif outcome == "error":
+                pending.future.set_exception(error_of(result.error))  # type: ignore[attr-defined] # outcome says so
+            elif outcome == "begin":
+                assembler.begin(sequence, result.begin)  # type: ignore[attr-defined] # outcome says so
+            elif outcome == "chunk":
+                assembler.chunk(sequence, result.chunk)  # type: ignore[attr-defined] # outcome says so
+            elif outcome == "end":
+                answer = self._spec.answer.FromString(assembler.end(sequence))
+                pending.future.set_result(answer)
+            else:
+                pending.future.set_exception(_broken(self._spec.name, "an empty result"))
+        except Refusal as refusal:
+            pending.future.set_exception(error_of(status_of(refusal)))
+
+    def _after_break(self, error: CallforestError | None) -> None:
+        """Queue what may be repeated again and fail what may not."""
+        self._queue.clear()
+        failure = error or _broken(self._spec.name, "ended")
+        fatal = isinstance(failure, RefusedError) and failure.retry_after_ms is None
+        now = asyncio.get_running_loop().time()
+        for pending in list(self._unanswered.values()):
+            if pending.future.done():
+                continue
+            if fatal or (pending.sent and not self._spec.repeatable):
+                pending.future.set_exception(failure)
+                self._unanswered.pop(pending.sequence, None)
+            else:
+                pending.sent = False
+                self._queue.extend(self._items(pending, now))
+        if self._queue:
+            self._wake.set()
+
+    def _fail_all(self, error: CallforestError) -> None:
+        for pending in self._unanswered.values():
+            if not pending.future.done():
+                pending.future.set_exception(error)
+        self._unanswered.clear()
+
+
+def _late(name: str, timeout_s: float) -> UnavailableError:
+    return UnavailableError(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        f"{name} did not answer in time; repeat with the same ids",
+        reason=er.ERROR_REASON_ITEM_DEADLINE,
+        metadata={"timeout_ms": str(int(timeout_s * 1000))},
+    )
+
+
+def _broken(name: str, how: str) -> UnavailableError:
+    return UnavailableError(
+        grpc.StatusCode.UNAVAILABLE,
+        f"the {name} stream is broken ({how})",
+        reason=er.ERROR_REASON_PEER_UNAVAILABLE,
+        metadata={"peer": name},
+    )
