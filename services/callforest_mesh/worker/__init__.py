@@ -1,0 +1,1 @@
+"""The worker: hosts an engine, renders, splices, generates, captures and stages."""
