@@ -1,0 +1,1 @@
+"""The forest: selection, paths, ownership of loss, padding and packing."""

@@ -1,0 +1,1 @@
+"""The Trainer: subscribes to groups, turns rewards into advantages, steps the learner."""
