@@ -35,7 +35,9 @@ class OpenAttemptRequest(_message.Message):
     tenant: _builtins.str
     """tenant owns the rollout."""
     rollout_id: _builtins.str
-    """rollout_id names the logical rollout. At most 112 characters, so that a capture_key fits 128."""
+    """rollout_id names the logical rollout. At most 112 characters, so that a capture_key fits 128, and
+    not in the form of a later attempt's capture_key.
+    """
     request_id: _builtins.str
     """request_id is chosen by the caller, a UUID, and names this request in repeats."""
     def __init__(

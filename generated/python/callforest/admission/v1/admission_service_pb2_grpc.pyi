@@ -24,7 +24,7 @@ class AdmissionServiceStub:
     AdmitCalls: _aio.StreamStreamMultiCallable[_admission_service_pb2.AdmitCallsRequest, _admission_service_pb2.AdmitCallsResponse]
     """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
     intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
-    Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, ITEM_DEADLINE; a closed or unknown attempt is
+    Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or unknown attempt is
     a refused verdict.
     """
     CloseAttempt: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.CloseAttemptRequest, _admission_service_pb2.CloseAttemptResponse]
@@ -54,7 +54,7 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_admission_service_pb2.AdmitCallsResponse]:
         """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
         intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
-        Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, ITEM_DEADLINE; a closed or unknown attempt is
+        Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or unknown attempt is
         a refused verdict.
         """
 

@@ -28,13 +28,15 @@ from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_captur
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#callforest/capture/v1/attempt.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x02\n\x07\x41ttempt\x12\x1d\n\nrollout_id\x18\x01 \x01(\tR\trolloutId\x12%\n\x0e\x61ttempt_number\x18\x02 \x01(\rR\rattemptNumber\x12\x1f\n\x0b\x63\x61pture_key\x18\x03 \x01(\tR\ncaptureKey\x12\x39\n\x05state\x18\x04 \x01(\x0e\x32#.callforest.capture.v1.AttemptStateR\x05state\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x06 \x01(\x04R\x08revision\x12(\n\x10pending_call_ids\x18\x07 \x03(\tR\x0ependingCallIds\"\xb4\x02\n\nCallIntent\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12(\n\x0b\x62ody_digest\x18\x04 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\nbodyDigest\x12?\n\x05probe\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.ChainProbeB\x06\xbaH\x03\xc8\x01\x01R\x05probe\"\xcd\x01\n\x0b\x43\x61llFailure\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\"\n\x06reason\x18\x03 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12 \n\x06\x64\x65tail\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"\x9c\x01\n\rManifestEntry\x12;\n\x06record\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.CallRecordH\x00R\x06record\x12>\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\".callforest.capture.v1.CallFailureH\x00R\x07\x66\x61ilureB\x0e\n\x05\x65ntry\x12\x05\xbaH\x02\x08\x01*y\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41TTEMPT_STATE_OPEN\x10\x01\x12\x18\n\x14\x41TTEMPT_STATE_CLOSED\x10\x02\x12\x18\n\x14\x41TTEMPT_STATE_SEALED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#callforest/capture/v1/attempt.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xef\x02\n\x07\x41ttempt\x12\x1d\n\nrollout_id\x18\x01 \x01(\tR\trolloutId\x12%\n\x0e\x61ttempt_number\x18\x02 \x01(\rR\rattemptNumber\x12\x1f\n\x0b\x63\x61pture_key\x18\x03 \x01(\tR\ncaptureKey\x12\x39\n\x05state\x18\x04 \x01(\x0e\x32#.callforest.capture.v1.AttemptStateR\x05state\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x06 \x01(\x04R\x08revision\x12(\n\x10pending_call_ids\x18\x07 \x03(\tR\x0ependingCallIds\x12!\n\x0crecord_count\x18\x08 \x01(\rR\x0brecordCount\x12#\n\rfailure_count\x18\t \x01(\rR\x0c\x66\x61ilureCount\x12\x1e\n\nsuperseded\x18\n \x01(\x08R\nsuperseded\"\xbe\x02\n\nCallIntent\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12(\n\x0b\x62ody_digest\x18\x04 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\nbodyDigest\x12\x39\n\x05\x63hain\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.ChainProbeH\x00R\x05\x63hainB\x0e\n\x05probe\x12\x05\xbaH\x02\x08\x01\"\xfc\x01\n\x0b\x43\x61llFailure\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\"\n\x06reason\x18\x03 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12-\n\rworker_reason\x18\x05 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\x0cworkerReason\x12 \n\x06\x64\x65tail\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"\x95\x01\n\rManifestEntry\x12;\n\x06record\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.CallRecordH\x00R\x06record\x12>\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\".callforest.capture.v1.CallFailureH\x00R\x07\x66\x61ilureB\x07\n\x05\x65ntry*y\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41TTEMPT_STATE_OPEN\x10\x01\x12\x18\n\x14\x41TTEMPT_STATE_CLOSED\x10\x02\x12\x18\n\x14\x41TTEMPT_STATE_SEALED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callforest.capture.v1.attempt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CALLINTENT'].oneofs_by_name['probe']._loaded_options = None
+  _globals['_CALLINTENT'].oneofs_by_name['probe']._serialized_options = b'\272H\002\010\001'
   _globals['_CALLINTENT'].fields_by_name['capture_key']._loaded_options = None
   _globals['_CALLINTENT'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_CALLINTENT'].fields_by_name['call_id']._loaded_options = None
@@ -43,26 +45,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLINTENT'].fields_by_name['admit_time']._serialized_options = b'\272H\003\310\001\001'
   _globals['_CALLINTENT'].fields_by_name['body_digest']._loaded_options = None
   _globals['_CALLINTENT'].fields_by_name['body_digest']._serialized_options = b'\272H\004z\002h '
-  _globals['_CALLINTENT'].fields_by_name['probe']._loaded_options = None
-  _globals['_CALLINTENT'].fields_by_name['probe']._serialized_options = b'\272H\003\310\001\001'
   _globals['_CALLFAILURE'].fields_by_name['capture_key']._loaded_options = None
   _globals['_CALLFAILURE'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_CALLFAILURE'].fields_by_name['call_id']._loaded_options = None
   _globals['_CALLFAILURE'].fields_by_name['call_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_CALLFAILURE'].fields_by_name['reason']._loaded_options = None
   _globals['_CALLFAILURE'].fields_by_name['reason']._serialized_options = b'\272H\007r\005\020\001\030\200\001'
+  _globals['_CALLFAILURE'].fields_by_name['worker_reason']._loaded_options = None
+  _globals['_CALLFAILURE'].fields_by_name['worker_reason']._serialized_options = b'\272H\005r\003\030\200\001'
   _globals['_CALLFAILURE'].fields_by_name['detail']._loaded_options = None
   _globals['_CALLFAILURE'].fields_by_name['detail']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_MANIFESTENTRY'].oneofs_by_name['entry']._loaded_options = None
-  _globals['_MANIFESTENTRY'].oneofs_by_name['entry']._serialized_options = b'\272H\002\010\001'
-  _globals['_ATTEMPTSTATE']._serialized_start=1156
-  _globals['_ATTEMPTSTATE']._serialized_end=1277
+  _globals['_ATTEMPTSTATE']._serialized_start=1310
+  _globals['_ATTEMPTSTATE']._serialized_end=1431
   _globals['_ATTEMPT']._serialized_start=213
-  _globals['_ATTEMPT']._serialized_end=476
-  _globals['_CALLINTENT']._serialized_start=479
-  _globals['_CALLINTENT']._serialized_end=787
-  _globals['_CALLFAILURE']._serialized_start=790
-  _globals['_CALLFAILURE']._serialized_end=995
-  _globals['_MANIFESTENTRY']._serialized_start=998
-  _globals['_MANIFESTENTRY']._serialized_end=1154
+  _globals['_ATTEMPT']._serialized_end=580
+  _globals['_CALLINTENT']._serialized_start=583
+  _globals['_CALLINTENT']._serialized_end=901
+  _globals['_CALLFAILURE']._serialized_start=904
+  _globals['_CALLFAILURE']._serialized_end=1156
+  _globals['_MANIFESTENTRY']._serialized_start=1159
+  _globals['_MANIFESTENTRY']._serialized_end=1308
 # @@protoc_insertion_point(module_scope)

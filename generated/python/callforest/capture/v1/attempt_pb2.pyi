@@ -63,6 +63,9 @@ class Attempt(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     PENDING_CALL_IDS_FIELD_NUMBER: _builtins.int
+    RECORD_COUNT_FIELD_NUMBER: _builtins.int
+    FAILURE_COUNT_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """rollout_id names the logical rollout."""
     attempt_number: _builtins.int
@@ -75,6 +78,12 @@ class Attempt(_message.Message):
     """epoch rises whenever the attempt is opened anew; a finalization names it."""
     revision: _builtins.int
     """revision is the number of events in the attempt's log."""
+    record_count: _builtins.int
+    """record_count is the number of committed calls."""
+    failure_count: _builtins.int
+    """failure_count is the number of failure rows; with one or more, the attempt is poisoned."""
+    superseded: _builtins.bool
+    """superseded is set once a later attempt of the rollout was opened."""
     @_builtins.property
     def pending_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """pending_call_ids are admitted calls that have neither a record nor a failure. They are final once
@@ -91,10 +100,13 @@ class Attempt(_message.Message):
         epoch: _builtins.int = ...,
         revision: _builtins.int = ...,
         pending_call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        record_count: _builtins.int = ...,
+        failure_count: _builtins.int = ...,
+        superseded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "pending_call_ids", b"pending_call_ids", "revision", b"revision", "rollout_id", b"rollout_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "failure_count", b"failure_count", "pending_call_ids", b"pending_call_ids", "record_count", b"record_count", "revision", b"revision", "rollout_id", b"rollout_id", "state", b"state", "superseded", b"superseded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,7 +122,7 @@ class CallIntent(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     ADMIT_TIME_FIELD_NUMBER: _builtins.int
     BODY_DIGEST_FIELD_NUMBER: _builtins.int
-    PROBE_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
@@ -122,8 +134,8 @@ class CallIntent(_message.Message):
         """admit_time is when the gateway took the call, by its own clock."""
 
     @_builtins.property
-    def probe(self) -> _capture_admission_pb2.ChainProbe:
-        """probe finds the call that this one continues."""
+    def chain(self) -> _capture_admission_pb2.ChainProbe:
+        """chain is the probe of chain mode."""
 
     def __init__(
         self,
@@ -132,13 +144,15 @@ class CallIntent(_message.Message):
         call_id: _builtins.str = ...,
         admit_time: _timestamp_pb2.Timestamp | None = ...,
         body_digest: _builtins.bytes = ...,
-        probe: _capture_admission_pb2.ChainProbe | None = ...,
+        chain: _capture_admission_pb2.ChainProbe | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "probe", b"probe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "chain", b"chain", "probe", b"probe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "capture_key", b"capture_key", "probe", b"probe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "capture_key", b"capture_key", "chain", b"chain", "probe", b"probe"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["chain"]  # noqa: Y015
+    _WhichOneofArgType_probe: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_probe) -> _WhichOneofReturnType_probe | None: ...
 
 Global___CallIntent: _TypeAlias = CallIntent  # noqa: Y015
 
@@ -151,6 +165,7 @@ class CallFailure(_message.Message):
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    WORKER_REASON_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
@@ -158,6 +173,10 @@ class CallFailure(_message.Message):
     """call_id names the call."""
     reason: _builtins.str
     """reason is one of the reasons of docs/protocol.md, section "Failure reasons"."""
+    worker_reason: _builtins.str
+    """worker_reason is the worker's own reason, when it served without capture: one of section "Failure
+    reasons". It is not part of the failure's identity.
+    """
     detail: _builtins.str
     """detail tells a person more. It is not part of the failure's identity."""
     def __init__(
@@ -166,11 +185,12 @@ class CallFailure(_message.Message):
         capture_key: _builtins.str = ...,
         call_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        worker_reason: _builtins.str = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "detail", b"detail", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "detail", b"detail", "reason", b"reason", "worker_reason", b"worker_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,11 +24,12 @@ _sym_db = _symbol_database.Default()
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from callforest.capture.v1 import commit_coords_pb2 as callforest_dot_capture_dot_v1_dot_commit__coords__pb2
+from callforest.capture.v1 import completion_pb2 as callforest_dot_capture_dot_v1_dot_completion__pb2
 from callforest.capture.v1 import replay_summary_pb2 as callforest_dot_capture_dot_v1_dot_replay__summary__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/call_record.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a*callforest/capture/v1/replay_summary.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x97\x03\n\nCallRecord\x12\x43\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsB\x06\xbaH\x03\xc8\x01\x01R\x06\x63oords\x12+\n\x0bresponse_id\x18\x02 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02R\nresponseId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12K\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\'.callforest.capture.v1.CallFingerprintsR\x0c\x66ingerprints\x12I\n\ncompletion\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.CompletionB\x06\xbaH\x03\xc8\x01\x01R\ncompletion\x12<\n\x06replay\x18\x06 \x01(\x0b\x32$.callforest.capture.v1.ReplaySummaryR\x06replay\"\xe1\x01\n\x10\x43\x61llFingerprints\x12!\n\x07version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x07version\x12\x1f\n\x06output\x18\x02 \x01(\x0c\x42\x07\xbaH\x04z\x02\x18 R\x06output\x12+\n\x0c\x63ontinuation\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02\x18 R\x0c\x63ontinuation\x12,\n\x12\x63ontext_item_count\x18\x04 \x01(\rR\x10\x63ontextItemCount\x12.\n\x0e\x63ontext_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\rcontextDigest\"\xef\x01\n\nCompletion\x12K\n\x06status\x18\x01 \x01(\x0e\x32\'.callforest.capture.v1.CompletionStatusB\n\xbaH\x07\x82\x01\x04\x10\x01 \x00R\x06status\x12,\n\rfinish_reason\x18\x02 \x01(\tB\x07\xbaH\x04r\x02\x18@R\x0c\x66inishReason\x12\x34\n\x16generation_token_count\x18\x03 \x01(\rR\x14generationTokenCount\x12\x30\n\x14weight_version_count\x18\x04 \x01(\rR\x12weightVersionCount*x\n\x10\x43ompletionStatus\x12!\n\x1d\x43OMPLETION_STATUS_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x43OMPLETION_STATUS_COMPLETED\x10\x01\x12 \n\x1c\x43OMPLETION_STATUS_INCOMPLETE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/call_record.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a*callforest/capture/v1/replay_summary.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x97\x03\n\nCallRecord\x12\x43\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsB\x06\xbaH\x03\xc8\x01\x01R\x06\x63oords\x12+\n\x0bresponse_id\x18\x02 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02R\nresponseId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12K\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\'.callforest.capture.v1.CallFingerprintsR\x0c\x66ingerprints\x12I\n\ncompletion\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.CompletionB\x06\xbaH\x03\xc8\x01\x01R\ncompletion\x12<\n\x06replay\x18\x06 \x01(\x0b\x32$.callforest.capture.v1.ReplaySummaryR\x06replay\"\xa8\x03\n\x10\x43\x61llFingerprints\x12!\n\x07version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x07version\x12\x7f\n\x06output\x18\x02 \x01(\x0c\x42g\xbaHd\xba\x01\x61\n\x1f\x63\x61ll_fingerprints.output.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x06output\x12\x91\x01\n\x0c\x63ontinuation\x18\x03 \x01(\x0c\x42m\xbaHj\xba\x01g\n%call_fingerprints.continuation.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x0c\x63ontinuation\x12,\n\x12\x63ontext_item_count\x18\x04 \x01(\rR\x10\x63ontextItemCount\x12.\n\x0e\x63ontext_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\rcontextDigestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,21 +47,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLFINGERPRINTS'].fields_by_name['version']._loaded_options = None
   _globals['_CALLFINGERPRINTS'].fields_by_name['version']._serialized_options = b'\272H\004*\002(\001'
   _globals['_CALLFINGERPRINTS'].fields_by_name['output']._loaded_options = None
-  _globals['_CALLFINGERPRINTS'].fields_by_name['output']._serialized_options = b'\272H\004z\002\030 '
+  _globals['_CALLFINGERPRINTS'].fields_by_name['output']._serialized_options = b'\272Hd\272\001a\n\037call_fingerprints.output.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
   _globals['_CALLFINGERPRINTS'].fields_by_name['continuation']._loaded_options = None
-  _globals['_CALLFINGERPRINTS'].fields_by_name['continuation']._serialized_options = b'\272H\004z\002\030 '
+  _globals['_CALLFINGERPRINTS'].fields_by_name['continuation']._serialized_options = b'\272Hj\272\001g\n%call_fingerprints.continuation.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
   _globals['_CALLFINGERPRINTS'].fields_by_name['context_digest']._loaded_options = None
   _globals['_CALLFINGERPRINTS'].fields_by_name['context_digest']._serialized_options = b'\272H\004z\002h '
-  _globals['_COMPLETION'].fields_by_name['status']._loaded_options = None
-  _globals['_COMPLETION'].fields_by_name['status']._serialized_options = b'\272H\007\202\001\004\020\001 \000'
-  _globals['_COMPLETION'].fields_by_name['finish_reason']._loaded_options = None
-  _globals['_COMPLETION'].fields_by_name['finish_reason']._serialized_options = b'\272H\004r\002\030@'
-  _globals['_COMPLETIONSTATUS']._serialized_start=1095
-  _globals['_COMPLETIONSTATUS']._serialized_end=1215
-  _globals['_CALLRECORD']._serialized_start=216
-  _globals['_CALLRECORD']._serialized_end=623
-  _globals['_CALLFINGERPRINTS']._serialized_start=626
-  _globals['_CALLFINGERPRINTS']._serialized_end=851
-  _globals['_COMPLETION']._serialized_start=854
-  _globals['_COMPLETION']._serialized_end=1093
+  _globals['_CALLRECORD']._serialized_start=256
+  _globals['_CALLRECORD']._serialized_end=663
+  _globals['_CALLFINGERPRINTS']._serialized_start=666
+  _globals['_CALLFINGERPRINTS']._serialized_end=1090
 # @@protoc_insertion_point(module_scope)

@@ -4,11 +4,11 @@ isort:skip_file
 """
 
 from callforest.capture.v1 import commit_coords_pb2 as _commit_coords_pb2
+from callforest.capture.v1 import completion_pb2 as _completion_pb2
 from callforest.capture.v1 import replay_summary_pb2 as _replay_summary_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,30 +19,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _CompletionStatus:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _CompletionStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CompletionStatus.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    COMPLETION_STATUS_UNSPECIFIED: _CompletionStatus.ValueType  # 0
-    """COMPLETION_STATUS_UNSPECIFIED is never stored."""
-    COMPLETION_STATUS_COMPLETED: _CompletionStatus.ValueType  # 1
-    """COMPLETION_STATUS_COMPLETED: the model ended its turn."""
-    COMPLETION_STATUS_INCOMPLETE: _CompletionStatus.ValueType  # 2
-    """COMPLETION_STATUS_INCOMPLETE: the generation was cut; finish_reason says by what."""
-
-class CompletionStatus(_CompletionStatus, metaclass=_CompletionStatusEnumTypeWrapper):
-    """CompletionStatus is the served status of a generation."""
-
-COMPLETION_STATUS_UNSPECIFIED: CompletionStatus.ValueType  # 0
-"""COMPLETION_STATUS_UNSPECIFIED is never stored."""
-COMPLETION_STATUS_COMPLETED: CompletionStatus.ValueType  # 1
-"""COMPLETION_STATUS_COMPLETED: the model ended its turn."""
-COMPLETION_STATUS_INCOMPLETE: CompletionStatus.ValueType  # 2
-"""COMPLETION_STATUS_INCOMPLETE: the generation was cut; finish_reason says by what."""
-Global___CompletionStatus: _TypeAlias = CompletionStatus  # noqa: Y015
 
 @_typing.final
 class CallRecord(_message.Message):
@@ -73,7 +49,7 @@ class CallRecord(_message.Message):
         """fingerprints identify the call by what its conversation says."""
 
     @_builtins.property
-    def completion(self) -> Global___Completion:
+    def completion(self) -> _completion_pb2.Completion:
         """completion says how the generation ended."""
 
     @_builtins.property
@@ -87,7 +63,7 @@ class CallRecord(_message.Message):
         response_id: _builtins.str = ...,
         admit_time: _timestamp_pb2.Timestamp | None = ...,
         fingerprints: Global___CallFingerprints | None = ...,
-        completion: Global___Completion | None = ...,
+        completion: _completion_pb2.Completion | None = ...,
         replay: _replay_summary_pb2.ReplaySummary | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "fingerprints", b"fingerprints", "replay", b"replay"]  # noqa: Y015
@@ -139,39 +115,3 @@ class CallFingerprints(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallFingerprints: _TypeAlias = CallFingerprints  # noqa: Y015
-
-@_typing.final
-class Completion(_message.Message):
-    """Completion says how a generation ended."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATUS_FIELD_NUMBER: _builtins.int
-    FINISH_REASON_FIELD_NUMBER: _builtins.int
-    GENERATION_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    WEIGHT_VERSION_COUNT_FIELD_NUMBER: _builtins.int
-    status: Global___CompletionStatus.ValueType
-    """status is the served status."""
-    finish_reason: _builtins.str
-    """finish_reason is the served reason, for instance "stop", "length" or "tool_calls"."""
-    generation_token_count: _builtins.int
-    """generation_token_count is the number of sampled tokens."""
-    weight_version_count: _builtins.int
-    """weight_version_count is the number of weight versions that sampled a part of the generation: 1, or
-    more when it straddled an update.
-    """
-    def __init__(
-        self,
-        *,
-        status: Global___CompletionStatus.ValueType = ...,
-        finish_reason: _builtins.str = ...,
-        generation_token_count: _builtins.int = ...,
-        weight_version_count: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "generation_token_count", b"generation_token_count", "status", b"status", "weight_version_count", b"weight_version_count"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Completion: _TypeAlias = Completion  # noqa: Y015

@@ -26,7 +26,7 @@ from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from callforest.error.v1 import error_reason_pb2 as callforest_dot_error_dot_v1_dot_error__reason__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-callforest/capture/v1/capture_admission.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a&callforest/error/v1/error_reason.proto\"\xd5\x02\n\nChainProbe\x12<\n\x15\x61ssistant_fingerprint\x18\x01 \x01(\x0c\x42\x07\xbaH\x04z\x02\x18 R\x14\x61ssistantFingerprint\x12(\n\nitem_count\x18\x02 \x01(\rB\t\xbaH\x06*\x04\x18\x80\x80\x01R\titemCount\x12\'\n\x0f\x63ontext_digests\x18\x03 \x01(\x0cR\x0e\x63ontextDigests:\xb5\x01\xbaH\xb1\x01\x1a\xae\x01\n\x14\x63hain_probe.contexts\x12Ncontext_digests must hold 32 bytes for each prefix length from 0 to item_count\x1a\x46uint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u\"\x9a\x02\n\x07Verdict\x12\x31\n\x04root\x18\x01 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x02 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuation\x12\x43\n\nuncaptured\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.UncapturedH\x00R\nuncaptured\x12:\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.callforest.capture.v1.RefusedH\x00R\x07refusedB\x10\n\x07verdict\x12\x05\xbaH\x02\x08\x01\"\x06\n\x04Root\"\xae\x01\n\x0c\x43ontinuation\x12\x30\n\x0eparent_call_id\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x0cparentCallId\x12\x37\n\x10prev_token_count\x18\x02 \x01(\x04\x42\r\xbaH\n2\x08\x18\xff\xff\xff\xff\x0f(\x01R\x0eprevTokenCount\x12\x33\n\x11parent_chain_hash\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0fparentChainHash\"R\n\nUncaptured\x12\"\n\x06reason\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12 \n\x06\x64\x65tail\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"s\n\x07Refused\x12\x44\n\x06reason\x18\x01 \x01(\x0e\x32 .callforest.error.v1.ErrorReasonB\n\xbaH\x07\x82\x01\x04\x10\x01 \x00R\x06reason\x12\"\n\x07message\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x07message\"\x9d\x02\n\x10\x43\x61ptureAdmission\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x31\n\x04root\x18\x03 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x04 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuationB\x11\n\x08position\x12\x05\xbaH\x02\x08\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-callforest/capture/v1/capture_admission.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a&callforest/error/v1/error_reason.proto\"\xf9\x03\n\nChainProbe\x12\xa5\x01\n\x15\x61ssistant_fingerprint\x18\x01 \x01(\x0c\x42p\xbaHm\xba\x01j\n(chain_probe.assistant_fingerprint.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x14\x61ssistantFingerprint\x12(\n\nitem_count\x18\x02 \x01(\rB\t\xbaH\x06*\x04\x18\x80\x80\x01R\titemCount\x12\'\n\x0f\x63ontext_digests\x18\x03 \x01(\x0cR\x0e\x63ontextDigests\x12\x38\n\x13\x66ingerprint_version\x18\x04 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x12\x66ingerprintVersion:\xb5\x01\xbaH\xb1\x01\x1a\xae\x01\n\x14\x63hain_probe.contexts\x12Ncontext_digests must hold 32 bytes for each prefix length from 0 to item_count\x1a\x46uint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u\"\x9a\x02\n\x07Verdict\x12\x31\n\x04root\x18\x01 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x02 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuation\x12\x43\n\nuncaptured\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.UncapturedH\x00R\nuncaptured\x12:\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.callforest.capture.v1.RefusedH\x00R\x07refusedB\x10\n\x07verdict\x12\x05\xbaH\x02\x08\x01\"\x06\n\x04Root\"\xae\x01\n\x0c\x43ontinuation\x12\x30\n\x0eparent_call_id\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x0cparentCallId\x12\x37\n\x10prev_token_count\x18\x02 \x01(\x04\x42\r\xbaH\n2\x08\x18\xff\xff\xff\xff\x0f(\x01R\x0eprevTokenCount\x12\x33\n\x11parent_chain_hash\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0fparentChainHash\"R\n\nUncaptured\x12\"\n\x06reason\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12 \n\x06\x64\x65tail\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"q\n\x07Refused\x12\x42\n\x06reason\x18\x01 \x01(\x0e\x32 .callforest.error.v1.ErrorReasonB\x08\xbaH\x05\x82\x01\x02 \x00R\x06reason\x12\"\n\x07message\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x07message\"\x9d\x02\n\x10\x43\x61ptureAdmission\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x31\n\x04root\x18\x03 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x04 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuationB\x11\n\x08position\x12\x05\xbaH\x02\x08\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callforest.capture.v1.captu
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHAINPROBE'].fields_by_name['assistant_fingerprint']._loaded_options = None
-  _globals['_CHAINPROBE'].fields_by_name['assistant_fingerprint']._serialized_options = b'\272H\004z\002\030 '
+  _globals['_CHAINPROBE'].fields_by_name['assistant_fingerprint']._serialized_options = b'\272Hm\272\001j\n(chain_probe.assistant_fingerprint.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
   _globals['_CHAINPROBE'].fields_by_name['item_count']._loaded_options = None
   _globals['_CHAINPROBE'].fields_by_name['item_count']._serialized_options = b'\272H\006*\004\030\200\200\001'
+  _globals['_CHAINPROBE'].fields_by_name['fingerprint_version']._loaded_options = None
+  _globals['_CHAINPROBE'].fields_by_name['fingerprint_version']._serialized_options = b'\272H\004*\002(\001'
   _globals['_CHAINPROBE']._loaded_options = None
   _globals['_CHAINPROBE']._serialized_options = b'\272H\261\001\032\256\001\n\024chain_probe.contexts\022Ncontext_digests must hold 32 bytes for each prefix length from 0 to item_count\032Fuint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u'
   _globals['_VERDICT'].oneofs_by_name['verdict']._loaded_options = None
@@ -52,7 +54,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNCAPTURED'].fields_by_name['detail']._loaded_options = None
   _globals['_UNCAPTURED'].fields_by_name['detail']._serialized_options = b'\272H\005r\003\030\200\010'
   _globals['_REFUSED'].fields_by_name['reason']._loaded_options = None
-  _globals['_REFUSED'].fields_by_name['reason']._serialized_options = b'\272H\007\202\001\004\020\001 \000'
+  _globals['_REFUSED'].fields_by_name['reason']._serialized_options = b'\272H\005\202\001\002 \000'
   _globals['_REFUSED'].fields_by_name['message']._loaded_options = None
   _globals['_REFUSED'].fields_by_name['message']._serialized_options = b'\272H\005r\003\030\200\010'
   _globals['_CAPTUREADMISSION'].oneofs_by_name['position']._loaded_options = None
@@ -62,17 +64,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPTUREADMISSION'].fields_by_name['call_id']._loaded_options = None
   _globals['_CAPTUREADMISSION'].fields_by_name['call_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_CHAINPROBE']._serialized_start=142
-  _globals['_CHAINPROBE']._serialized_end=483
-  _globals['_VERDICT']._serialized_start=486
-  _globals['_VERDICT']._serialized_end=768
-  _globals['_ROOT']._serialized_start=770
-  _globals['_ROOT']._serialized_end=776
-  _globals['_CONTINUATION']._serialized_start=779
-  _globals['_CONTINUATION']._serialized_end=953
-  _globals['_UNCAPTURED']._serialized_start=955
-  _globals['_UNCAPTURED']._serialized_end=1037
-  _globals['_REFUSED']._serialized_start=1039
-  _globals['_REFUSED']._serialized_end=1154
-  _globals['_CAPTUREADMISSION']._serialized_start=1157
-  _globals['_CAPTUREADMISSION']._serialized_end=1442
+  _globals['_CHAINPROBE']._serialized_end=647
+  _globals['_VERDICT']._serialized_start=650
+  _globals['_VERDICT']._serialized_end=932
+  _globals['_ROOT']._serialized_start=934
+  _globals['_ROOT']._serialized_end=940
+  _globals['_CONTINUATION']._serialized_start=943
+  _globals['_CONTINUATION']._serialized_end=1117
+  _globals['_UNCAPTURED']._serialized_start=1119
+  _globals['_UNCAPTURED']._serialized_end=1201
+  _globals['_REFUSED']._serialized_start=1203
+  _globals['_REFUSED']._serialized_end=1316
+  _globals['_CAPTUREADMISSION']._serialized_start=1319
+  _globals['_CAPTUREADMISSION']._serialized_end=1604
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,7 @@ class ChainProbe(_message.Message):
     ASSISTANT_FINGERPRINT_FIELD_NUMBER: _builtins.int
     ITEM_COUNT_FIELD_NUMBER: _builtins.int
     CONTEXT_DIGESTS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_VERSION_FIELD_NUMBER: _builtins.int
     assistant_fingerprint: _builtins.bytes
     """assistant_fingerprint is the fingerprint of all that models wrote in the request: 32 bytes, or empty
     if they wrote nothing.
@@ -36,16 +37,19 @@ class ChainProbe(_message.Message):
     """item_count is the number of items in the request."""
     context_digests: _builtins.bytes
     """context_digests are the digests of the first 0, 1, ... item_count items, 32 bytes each."""
+    fingerprint_version: _builtins.int
+    """fingerprint_version names the fingerprint rules; records of another version never match."""
     def __init__(
         self,
         *,
         assistant_fingerprint: _builtins.bytes = ...,
         item_count: _builtins.int = ...,
         context_digests: _builtins.bytes = ...,
+        fingerprint_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assistant_fingerprint", b"assistant_fingerprint", "context_digests", b"context_digests", "item_count", b"item_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assistant_fingerprint", b"assistant_fingerprint", "context_digests", b"context_digests", "fingerprint_version", b"fingerprint_version", "item_count", b"item_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!callforest/capture/v1/frame.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"Z\n\nFrameBegin\x12+\n\nsize_bytes\x18\x01 \x01(\x04\x42\x0c\xbaH\t2\x07\x18\x80\x80\x80 (\x01R\tsizeBytes\x12\x1f\n\x06sha256\x18\x02 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06sha256\"3\n\nFrameChunk\x12%\n\x07\x63ontent\x18\x01 \x01(\x0c\x42\x0b\xbaH\x08z\x06\x10\x01\x18\x80\x80@R\x07\x63ontent\"\n\n\x08\x46rameEndb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!callforest/capture/v1/frame.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"Z\n\nFrameBegin\x12+\n\nsize_bytes\x18\x01 \x01(\x04\x42\x0c\xbaH\t2\x07\x18\x80\x80\x80 (\x01R\tsizeBytes\x12\x1f\n\x06sha256\x18\x02 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06sha256\"3\n\nFrameChunk\x12%\n\x07\x63ontent\x18\x01 \x01(\x0c\x42\x0b\xbaH\x08z\x06\x10\x01\x18\x80\xe0?R\x07\x63ontent\"\n\n\x08\x46rameEndb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAMEBEGIN'].fields_by_name['sha256']._loaded_options = None
   _globals['_FRAMEBEGIN'].fields_by_name['sha256']._serialized_options = b'\272H\004z\002h '
   _globals['_FRAMECHUNK'].fields_by_name['content']._loaded_options = None
-  _globals['_FRAMECHUNK'].fields_by_name['content']._serialized_options = b'\272H\010z\006\020\001\030\200\200@'
+  _globals['_FRAMECHUNK'].fields_by_name['content']._serialized_options = b'\272H\010z\006\020\001\030\200\340?'
   _globals['_FRAMEBEGIN']._serialized_start=89
   _globals['_FRAMEBEGIN']._serialized_end=179
   _globals['_FRAMECHUNK']._serialized_start=181

@@ -53,7 +53,9 @@ class FrameChunk(_message.Message):
 
     CONTENT_FIELD_NUMBER: _builtins.int
     content: _builtins.bytes
-    """content follows directly on the chunk before. At most 1 MiB less the room for its envelope."""
+    """content follows directly on the chunk before. At most 1 MiB less 4 KiB, which leaves room for
+    its envelope.
+    """
     def __init__(
         self,
         *,

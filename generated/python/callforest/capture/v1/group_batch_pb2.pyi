@@ -67,25 +67,28 @@ class GroupBatch(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     DROP_REASON_FIELD_NUMBER: _builtins.int
+    ROW_MULTIPLE_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
-    """cursor is the batch's position in the row log; positions rise by one."""
+    """cursor is the batch's position in the tenant's row log: 1, 2, 3, and so on."""
     group_id: _builtins.str
     """group_id names the group."""
     drop_reason: _builtins.str
     """drop_reason is set when the group has no valid layout: then there are no rows, and the batch only
     marks its position.
     """
+    row_multiple: _builtins.int
+    """row_multiple is what the number of rows was padded to a multiple of."""
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[_receipt_pb2.Receipt]:
         """receipts are the logical rollouts in slot order, exactly as many as the group has."""
 
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_staged_call_pb2.StagedCall]:
-        """segments are the unique calls, each once, without their served responses and extras."""
+        """segments are the unique calls, each once, without their served responses."""
 
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
-        """rows are the training rows, in the order of their ids."""
+        """rows are the training rows, by slot and then by place within the slot; padding comes last."""
 
     def __init__(
         self,
@@ -96,10 +99,11 @@ class GroupBatch(_message.Message):
         segments: _abc.Iterable[_staged_call_pb2.StagedCall] | None = ...,
         rows: _abc.Iterable[Global___Row] | None = ...,
         drop_reason: _builtins.str = ...,
+        row_multiple: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "receipts", b"receipts", "rows", b"rows", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "receipts", b"receipts", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -120,7 +124,7 @@ class Row(_message.Message):
     row_id: _builtins.str
     """row_id is fixed before publication."""
     slot: _builtins.int
-    """slot is the rollout that the row belongs to."""
+    """slot is the rollout that the row belongs to; absent for padding."""
     kind: Global___RowKind.ValueType
     """kind says whether the row trains."""
     @_builtins.property
@@ -131,15 +135,17 @@ class Row(_message.Message):
         self,
         *,
         row_id: _builtins.str = ...,
-        slot: _builtins.int = ...,
+        slot: _builtins.int | None = ...,
         spans: _abc.Iterable[Global___RowSpan] | None = ...,
         kind: Global___RowKind.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "slot", b"slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "row_id", b"row_id", "slot", b"slot", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "kind", b"kind", "row_id", b"row_id", "slot", b"slot", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__slot: _TypeAlias = _typing.Literal["slot"]  # noqa: Y015
+    _WhichOneofArgType__slot: _TypeAlias = _typing.Literal["_slot", b"_slot"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slot) -> _WhichOneofReturnType__slot | None: ...
 
 Global___Row: _TypeAlias = Row  # noqa: Y015
 

@@ -27,12 +27,15 @@ class ItemContext(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """sequence is chosen by the client, unique within the stream; the result repeats it."""
+    """sequence is chosen by the client and rises with each new item of the stream, never reused; the
+    result repeats it.
+    """
     tenant: _builtins.str
     """tenant owns what the item touches. It is the first part of every store key."""
     timeout_ms: _builtins.int
-    """timeout_ms is how long the item may take, from its arrival. At its end the item's result is
-    DEADLINE_EXCEEDED; a write that had begun still finishes.
+    """timeout_ms is how long the item may take, counted from the arrival of its payload or of its
+    FrameBegin, which need it; later frames and a cancel may leave it out. At its end the item's result
+    is DEADLINE_EXCEEDED; a write that had begun still finishes.
     """
     traceparent: _builtins.str
     """traceparent is the caller's W3C trace context, or empty."""
@@ -54,8 +57,8 @@ Global___ItemContext: _TypeAlias = ItemContext  # noqa: Y015
 
 @_typing.final
 class ItemCancel(_message.Message):
-    """ItemCancel ends an item that the client no longer wants. Its result is CANCELLED, unless it was done
-    already. Writes that had begun still finish.
+    """ItemCancel ends an item that the client no longer wants. It has no result of its own: the item's is
+    CANCELLED, unless it was done already. Writes that had begun still finish.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

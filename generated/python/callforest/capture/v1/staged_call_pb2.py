@@ -23,15 +23,18 @@ _sym_db = _symbol_database.Default()
 
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
+from callforest.capture.v1 import completion_pb2 as callforest_dot_capture_dot_v1_dot_completion__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/staged_call.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"\xd5\x08\n\nStagedCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x35\n\x0eparent_call_id\x18\x03 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01H\x00R\x0cparentCallId\x88\x01\x01\x12\x35\n\x10prev_token_count\x18\x04 \x01(\x04\x42\x0b\xbaH\x08\x32\x06\x18\xff\xff\xff\xff\x0fR\x0eprevTokenCount\x12*\n\x11\x63\x61rry_token_count\x18\x05 \x01(\rR\x0f\x63\x61rryTokenCount\x12%\n\x0eweight_version\x18\x06 \x01(\x04R\rweightVersion\x12)\n\ttoken_ids\x18\x07 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x04\x18\x80\x80\x80\x10R\x08tokenIds\x12\x7f\n\x08logprobs\x18\x08 \x01(\x0c\x42\x63\xbaH`z\x05\x18\x80\x80\x80\x10\xba\x01V\n\x1astaged_call.logprobs.words\x12#logprobs must be whole 4-byte words\x1a\x13size(this) % 4 == 0R\x08logprobs\x12$\n\x06\x65xtras\x18\t \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x01\x18\x80\x80\x80\x10R\x06\x65xtras\x12\x1f\n\x06\x64igest\x18\n \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06\x64igest\x12,\n\rextras_digest\x18\x0b \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0c\x65xtrasDigest\x12&\n\nchain_hash\x18\x0c \x01(\x0c\x42\x07\xbaH\x04z\x02h R\tchainHash\x12\x30\n\x0f\x63umulative_hash\x18\r \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0e\x63umulativeHash\x12\x33\n\x0fserved_response\x18\x0e \x01(\x0c\x42\n\xbaH\x07z\x05\x18\x80\x80\x80\x10R\x0eservedResponse:\xc8\x02\xbaH\xc4\x02\x1a\x87\x01\n\x12staged_call.parent\x12\x37\x61 root has no inherited tokens, a continuation has some\x1a\x38has(this.parent_call_id) == (this.prev_token_count > 0u)\x1a\xb7\x01\n\x13staged_call.columns\x12\x43token_ids must be 4 bytes for each carried and each generated token\x1a[uint(size(this.token_ids)) == uint(this.carry_token_count) * 4u + uint(size(this.logprobs))B\x11\n\x0f_parent_call_idb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/staged_call.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a&callforest/capture/v1/completion.proto\"\xe9\x06\n\nStagedCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x35\n\x0eparent_call_id\x18\x03 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01H\x01R\x0cparentCallId\x88\x01\x01\x12\x35\n\x10prev_token_count\x18\x04 \x01(\x04\x42\x0b\xbaH\x08\x32\x06\x18\xff\xff\xff\xff\x0fR\x0eprevTokenCount\x12%\n\x0eweight_version\x18\x05 \x01(\x04R\rweightVersion\x12G\n\tcanonical\x18\x06 \x01(\x0b\x32\'.callforest.capture.v1.CanonicalColumnsH\x00R\tcanonical\x12$\n\x06\x65xtras\x18\x07 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x01\x18\x80\x80\x80\x08R\x06\x65xtras\x12\x1f\n\x06\x64igest\x18\x08 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06\x64igest\x12,\n\rextras_digest\x18\t \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0c\x65xtrasDigest\x12&\n\nchain_hash\x18\n \x01(\x0c\x42\x07\xbaH\x04z\x02h R\tchainHash\x12\x30\n\x0f\x63umulative_hash\x18\x0b \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0e\x63umulativeHash\x12\x33\n\x0fserved_response\x18\x0c \x01(\x0c\x42\n\xbaH\x07z\x05\x18\x80\x80\x80\x08R\x0eservedResponse\x12I\n\ncompletion\x18\r \x01(\x0b\x32!.callforest.capture.v1.CompletionB\x06\xbaH\x03\xc8\x01\x01R\ncompletion:\x8e\x01\xbaH\x8a\x01\x1a\x87\x01\n\x12staged_call.parent\x12\x37\x61 root has no inherited tokens, a continuation has some\x1a\x38has(this.parent_call_id) == (this.prev_token_count > 0u)B\x10\n\x07\x63olumns\x12\x05\xbaH\x02\x08\x01\x42\x11\n\x0f_parent_call_id\"\x9c\x04\n\x10\x43\x61nonicalColumns\x12*\n\x11\x63\x61rry_token_count\x18\x01 \x01(\rR\x0f\x63\x61rryTokenCount\x12\x8a\x01\n\ttoken_ids\x18\x02 \x01(\x0c\x42m\xbaHjz\x07\x10\x04\x18\x80\x80\x80\x08\xba\x01^\n!canonical_columns.token_ids.words\x12$token_ids must be whole 4-byte words\x1a\x13size(this) % 4 == 0R\x08tokenIds\x12\x85\x01\n\x08logprobs\x18\x03 \x01(\x0c\x42i\xbaHfz\x05\x18\x80\x80\x80\x08\xba\x01\\\n canonical_columns.logprobs.words\x12#logprobs must be whole 4-byte words\x1a\x13size(this) % 4 == 0R\x08logprobs:\xc6\x01\xbaH\xc2\x01\x1a\xbf\x01\n\x19\x63\x61nonical_columns.lengths\x12\x45token_ids must have 4 bytes for each carried and each generated token\x1a[uint(size(this.token_ids)) == uint(this.carry_token_count) * 4u + uint(size(this.logprobs))b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callforest.capture.v1.staged_call_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STAGEDCALL'].oneofs_by_name['columns']._loaded_options = None
+  _globals['_STAGEDCALL'].oneofs_by_name['columns']._serialized_options = b'\272H\002\010\001'
   _globals['_STAGEDCALL'].fields_by_name['capture_key']._loaded_options = None
   _globals['_STAGEDCALL'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_STAGEDCALL'].fields_by_name['call_id']._loaded_options = None
@@ -40,12 +43,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGEDCALL'].fields_by_name['parent_call_id']._serialized_options = b'\272H\007r\005\020\001\030\200\001'
   _globals['_STAGEDCALL'].fields_by_name['prev_token_count']._loaded_options = None
   _globals['_STAGEDCALL'].fields_by_name['prev_token_count']._serialized_options = b'\272H\0102\006\030\377\377\377\377\017'
-  _globals['_STAGEDCALL'].fields_by_name['token_ids']._loaded_options = None
-  _globals['_STAGEDCALL'].fields_by_name['token_ids']._serialized_options = b'\272H\tz\007\020\004\030\200\200\200\020'
-  _globals['_STAGEDCALL'].fields_by_name['logprobs']._loaded_options = None
-  _globals['_STAGEDCALL'].fields_by_name['logprobs']._serialized_options = b'\272H`z\005\030\200\200\200\020\272\001V\n\032staged_call.logprobs.words\022#logprobs must be whole 4-byte words\032\023size(this) % 4 == 0'
   _globals['_STAGEDCALL'].fields_by_name['extras']._loaded_options = None
-  _globals['_STAGEDCALL'].fields_by_name['extras']._serialized_options = b'\272H\tz\007\020\001\030\200\200\200\020'
+  _globals['_STAGEDCALL'].fields_by_name['extras']._serialized_options = b'\272H\tz\007\020\001\030\200\200\200\010'
   _globals['_STAGEDCALL'].fields_by_name['digest']._loaded_options = None
   _globals['_STAGEDCALL'].fields_by_name['digest']._serialized_options = b'\272H\004z\002h '
   _globals['_STAGEDCALL'].fields_by_name['extras_digest']._loaded_options = None
@@ -55,9 +54,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGEDCALL'].fields_by_name['cumulative_hash']._loaded_options = None
   _globals['_STAGEDCALL'].fields_by_name['cumulative_hash']._serialized_options = b'\272H\004z\002h '
   _globals['_STAGEDCALL'].fields_by_name['served_response']._loaded_options = None
-  _globals['_STAGEDCALL'].fields_by_name['served_response']._serialized_options = b'\272H\007z\005\030\200\200\200\020'
+  _globals['_STAGEDCALL'].fields_by_name['served_response']._serialized_options = b'\272H\007z\005\030\200\200\200\010'
+  _globals['_STAGEDCALL'].fields_by_name['completion']._loaded_options = None
+  _globals['_STAGEDCALL'].fields_by_name['completion']._serialized_options = b'\272H\003\310\001\001'
   _globals['_STAGEDCALL']._loaded_options = None
-  _globals['_STAGEDCALL']._serialized_options = b'\272H\304\002\032\207\001\n\022staged_call.parent\0227a root has no inherited tokens, a continuation has some\0328has(this.parent_call_id) == (this.prev_token_count > 0u)\032\267\001\n\023staged_call.columns\022Ctoken_ids must be 4 bytes for each carried and each generated token\032[uint(size(this.token_ids)) == uint(this.carry_token_count) * 4u + uint(size(this.logprobs))'
-  _globals['_STAGEDCALL']._serialized_start=96
-  _globals['_STAGEDCALL']._serialized_end=1205
+  _globals['_STAGEDCALL']._serialized_options = b'\272H\212\001\032\207\001\n\022staged_call.parent\0227a root has no inherited tokens, a continuation has some\0328has(this.parent_call_id) == (this.prev_token_count > 0u)'
+  _globals['_CANONICALCOLUMNS'].fields_by_name['token_ids']._loaded_options = None
+  _globals['_CANONICALCOLUMNS'].fields_by_name['token_ids']._serialized_options = b'\272Hjz\007\020\004\030\200\200\200\010\272\001^\n!canonical_columns.token_ids.words\022$token_ids must be whole 4-byte words\032\023size(this) % 4 == 0'
+  _globals['_CANONICALCOLUMNS'].fields_by_name['logprobs']._loaded_options = None
+  _globals['_CANONICALCOLUMNS'].fields_by_name['logprobs']._serialized_options = b'\272Hfz\005\030\200\200\200\010\272\001\\\n canonical_columns.logprobs.words\022#logprobs must be whole 4-byte words\032\023size(this) % 4 == 0'
+  _globals['_CANONICALCOLUMNS']._loaded_options = None
+  _globals['_CANONICALCOLUMNS']._serialized_options = b'\272H\302\001\032\277\001\n\031canonical_columns.lengths\022Etoken_ids must have 4 bytes for each carried and each generated token\032[uint(size(this.token_ids)) == uint(this.carry_token_count) * 4u + uint(size(this.logprobs))'
+  _globals['_STAGEDCALL']._serialized_start=136
+  _globals['_STAGEDCALL']._serialized_end=1009
+  _globals['_CANONICALCOLUMNS']._serialized_start=1012
+  _globals['_CANONICALCOLUMNS']._serialized_end=1552
 # @@protoc_insertion_point(module_scope)

@@ -3,16 +3,17 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import completion_pb2 as _completion_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -29,16 +30,15 @@ class StagedCall(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     PREV_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    CARRY_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
+    CANONICAL_FIELD_NUMBER: _builtins.int
     EXTRAS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     EXTRAS_DIGEST_FIELD_NUMBER: _builtins.int
     CHAIN_HASH_FIELD_NUMBER: _builtins.int
     CUMULATIVE_HASH_FIELD_NUMBER: _builtins.int
     SERVED_RESPONSE_FIELD_NUMBER: _builtins.int
+    COMPLETION_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
@@ -47,18 +47,8 @@ class StagedCall(_message.Message):
     """parent_call_id names the call that this one continues; absent for a root."""
     prev_token_count: _builtins.int
     """prev_token_count is the number of tokens inherited from the parent: its whole sequence."""
-    carry_token_count: _builtins.int
-    """carry_token_count is the number of new prompt tokens at the head of token_ids."""
     weight_version: _builtins.int
     """weight_version is the version of the weights when the call began."""
-    token_ids: _builtins.bytes
-    """token_ids are the delta's tokens, carry then generation: little-endian 32-bit words, 4 bytes each
-    (the same bytes as packed fixed32).
-    """
-    logprobs: _builtins.bytes
-    """logprobs are the log-probabilities of the generated tokens alone: little-endian IEEE 754 single
-    precision, 4 bytes each, finite.
-    """
     extras: _builtins.bytes
     """extras hold what else belongs to the call (sampling parameters, log-probability mode, weight
     version spans, routes), in the canonical encoding of docs/protocol.md, section "Extras".
@@ -75,6 +65,14 @@ class StagedCall(_message.Message):
     """served_response is the response that the harness got, JSON bytes. No digest covers it. It is empty
     in rows.
     """
+    @_builtins.property
+    def canonical(self) -> Global___CanonicalColumns:
+        """canonical is carry then generation, as every engine makes it."""
+
+    @_builtins.property
+    def completion(self) -> _completion_pb2.Completion:
+        """completion says how the generation ended. No digest covers it."""
+
     def __init__(
         self,
         *,
@@ -82,23 +80,59 @@ class StagedCall(_message.Message):
         call_id: _builtins.str = ...,
         parent_call_id: _builtins.str | None = ...,
         prev_token_count: _builtins.int = ...,
-        carry_token_count: _builtins.int = ...,
         weight_version: _builtins.int = ...,
-        token_ids: _builtins.bytes = ...,
-        logprobs: _builtins.bytes = ...,
+        canonical: Global___CanonicalColumns | None = ...,
         extras: _builtins.bytes = ...,
         digest: _builtins.bytes = ...,
         extras_digest: _builtins.bytes = ...,
         chain_hash: _builtins.bytes = ...,
         cumulative_hash: _builtins.bytes = ...,
         served_response: _builtins.bytes = ...,
+        completion: _completion_pb2.Completion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "parent_call_id", b"parent_call_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "canonical", b"canonical", "columns", b"columns", "completion", b"completion", "parent_call_id", b"parent_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "capture_key", b"capture_key", "carry_token_count", b"carry_token_count", "chain_hash", b"chain_hash", "cumulative_hash", b"cumulative_hash", "digest", b"digest", "extras", b"extras", "extras_digest", b"extras_digest", "logprobs", b"logprobs", "parent_call_id", b"parent_call_id", "prev_token_count", b"prev_token_count", "served_response", b"served_response", "token_ids", b"token_ids", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "canonical", b"canonical", "capture_key", b"capture_key", "chain_hash", b"chain_hash", "columns", b"columns", "completion", b"completion", "cumulative_hash", b"cumulative_hash", "digest", b"digest", "extras", b"extras", "extras_digest", b"extras_digest", "parent_call_id", b"parent_call_id", "prev_token_count", b"prev_token_count", "served_response", b"served_response", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_call_id: _TypeAlias = _typing.Literal["parent_call_id"]  # noqa: Y015
     _WhichOneofArgType__parent_call_id: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id"]  # noqa: Y015
+    _WhichOneofReturnType_columns: _TypeAlias = _typing.Literal["canonical"]  # noqa: Y015
+    _WhichOneofArgType_columns: _TypeAlias = _typing.Literal["columns", b"columns"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_call_id) -> _WhichOneofReturnType__parent_call_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_columns) -> _WhichOneofReturnType_columns | None: ...
 
 Global___StagedCall: _TypeAlias = StagedCall  # noqa: Y015
+
+@_typing.final
+class CanonicalColumns(_message.Message):
+    """CanonicalColumns are a delta as carry then generation. All words are little-endian."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CARRY_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    carry_token_count: _builtins.int
+    """carry_token_count is the number of new prompt tokens at the head of token_ids."""
+    token_ids: _builtins.bytes
+    """token_ids are carry then generation, 32-bit words, 4 bytes each (the same bytes as packed fixed32)."""
+    logprobs: _builtins.bytes
+    """logprobs are the log-probabilities of the generated tokens alone, IEEE 754 single precision, 4 bytes
+    each, finite.
+    """
+    def __init__(
+        self,
+        *,
+        carry_token_count: _builtins.int = ...,
+        token_ids: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carry_token_count", b"carry_token_count", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanonicalColumns: _TypeAlias = CanonicalColumns  # noqa: Y015

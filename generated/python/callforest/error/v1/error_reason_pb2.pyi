@@ -30,7 +30,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ERROR_REASON_INVALID_MESSAGE: the message broke a rule of its schema or could not be parsed.
     Status INVALID_ARGUMENT; the details hold a google.rpc.BadRequest that names every field. Correct
     the message; a repeat fails alike.
-    Metadata: message.
+    Metadata: message_name.
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 2
     """ERROR_REASON_INTERNAL: a fault of the service. Status INTERNAL. The service logged the cause under
@@ -151,8 +151,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: engine.
     """
     ERROR_REASON_WEIGHT_VERSION_STALE: _ErrorReason.ValueType  # 62
-    """ERROR_REASON_WEIGHT_VERSION_STALE: a weight version must exceed every version issued before.
-    Status FAILED_PRECONDITION.
+    """ERROR_REASON_WEIGHT_VERSION_STALE: a weight version must exceed the one that serves, or be the same
+    with the same digest. Status FAILED_PRECONDITION.
     Metadata: version, current_version.
     """
     ERROR_REASON_GROUP_MISMATCH: _ErrorReason.ValueType  # 80
@@ -167,12 +167,21 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_RECEIPT_NOT_FOUND: _ErrorReason.ValueType  # 82
     """ERROR_REASON_RECEIPT_NOT_FOUND: no receipt of that rollout or group. Status NOT_FOUND.
-    Metadata: group_id, rollout_id.
+    Metadata: rollout_id.
     """
     ERROR_REASON_CURSOR_INVALID: _ErrorReason.ValueType  # 83
-    """ERROR_REASON_CURSOR_INVALID: a cursor lies before what was consumed or beyond what was sent.
-    Status OUT_OF_RANGE.
+    """ERROR_REASON_CURSOR_INVALID: a cursor lies before what was committed or beyond what this stream
+    sent or skipped. Status OUT_OF_RANGE.
     Metadata: cursor, low, high.
+    """
+    ERROR_REASON_CONSUMER_BOUND: _ErrorReason.ValueType  # 84
+    """ERROR_REASON_CONSUMER_BOUND: the tenant's row log has another consumer. Status FAILED_PRECONDITION.
+    Metadata: consumer, bound_consumer.
+    """
+    ERROR_REASON_SUBSCRIPTION_SUPERSEDED: _ErrorReason.ValueType  # 85
+    """ERROR_REASON_SUBSCRIPTION_SUPERSEDED: the same consumer opened a newer subscription; this one may
+    commit nothing more. Status ABORTED.
+    Metadata: consumer.
     """
     ERROR_REASON_TRAINER_CONFIGURATION: _ErrorReason.ValueType  # 100
     """ERROR_REASON_TRAINER_CONFIGURATION: the configuration or the loaded model cannot be trained.
@@ -207,7 +216,7 @@ ERROR_REASON_INVALID_MESSAGE: ErrorReason.ValueType  # 1
 """ERROR_REASON_INVALID_MESSAGE: the message broke a rule of its schema or could not be parsed.
 Status INVALID_ARGUMENT; the details hold a google.rpc.BadRequest that names every field. Correct
 the message; a repeat fails alike.
-Metadata: message.
+Metadata: message_name.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 2
 """ERROR_REASON_INTERNAL: a fault of the service. Status INTERNAL. The service logged the cause under
@@ -328,8 +337,8 @@ Repeat.
 Metadata: engine.
 """
 ERROR_REASON_WEIGHT_VERSION_STALE: ErrorReason.ValueType  # 62
-"""ERROR_REASON_WEIGHT_VERSION_STALE: a weight version must exceed every version issued before.
-Status FAILED_PRECONDITION.
+"""ERROR_REASON_WEIGHT_VERSION_STALE: a weight version must exceed the one that serves, or be the same
+with the same digest. Status FAILED_PRECONDITION.
 Metadata: version, current_version.
 """
 ERROR_REASON_GROUP_MISMATCH: ErrorReason.ValueType  # 80
@@ -344,12 +353,21 @@ Metadata: group_id, expected, actual.
 """
 ERROR_REASON_RECEIPT_NOT_FOUND: ErrorReason.ValueType  # 82
 """ERROR_REASON_RECEIPT_NOT_FOUND: no receipt of that rollout or group. Status NOT_FOUND.
-Metadata: group_id, rollout_id.
+Metadata: rollout_id.
 """
 ERROR_REASON_CURSOR_INVALID: ErrorReason.ValueType  # 83
-"""ERROR_REASON_CURSOR_INVALID: a cursor lies before what was consumed or beyond what was sent.
-Status OUT_OF_RANGE.
+"""ERROR_REASON_CURSOR_INVALID: a cursor lies before what was committed or beyond what this stream
+sent or skipped. Status OUT_OF_RANGE.
 Metadata: cursor, low, high.
+"""
+ERROR_REASON_CONSUMER_BOUND: ErrorReason.ValueType  # 84
+"""ERROR_REASON_CONSUMER_BOUND: the tenant's row log has another consumer. Status FAILED_PRECONDITION.
+Metadata: consumer, bound_consumer.
+"""
+ERROR_REASON_SUBSCRIPTION_SUPERSEDED: ErrorReason.ValueType  # 85
+"""ERROR_REASON_SUBSCRIPTION_SUPERSEDED: the same consumer opened a newer subscription; this one may
+commit nothing more. Status ABORTED.
+Metadata: consumer.
 """
 ERROR_REASON_TRAINER_CONFIGURATION: ErrorReason.ValueType  # 100
 """ERROR_REASON_TRAINER_CONFIGURATION: the configuration or the loaded model cannot be trained.

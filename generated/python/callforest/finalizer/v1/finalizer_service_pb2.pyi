@@ -42,11 +42,13 @@ class FinalizeRolloutRequest(_message.Message):
     group_id: _builtins.str
     """group_id names the group."""
     rollout_id: _builtins.str
-    """rollout_id names the logical rollout."""
+    """rollout_id names the logical rollout. It has one receipt, in one slot of one group."""
     slot: _builtins.int
     """slot is the rollout's place in its group, from 0."""
     capture_key: _builtins.str
-    """capture_key names the sealed attempt."""
+    """capture_key names the sealed attempt, which must be the rollout's last. Absent when the rollout
+    never opened one: its receipt is masked.
+    """
     epoch: _builtins.int
     """epoch is the sealed attempt's epoch."""
     revision: _builtins.int
@@ -68,19 +70,24 @@ class FinalizeRolloutRequest(_message.Message):
         group_id: _builtins.str = ...,
         rollout_id: _builtins.str = ...,
         slot: _builtins.int = ...,
-        capture_key: _builtins.str = ...,
+        capture_key: _builtins.str | None = ...,
         epoch: _builtins.int = ...,
         revision: _builtins.int = ...,
         reward: _builtins.float = ...,
         declared_response_id: _builtins.str | None = ...,
         scored_response: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "declared_response_id", b"declared_response_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "epoch", b"epoch", "group_id", b"group_id", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "epoch", b"epoch", "group_id", b"group_id", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__capture_key: _TypeAlias = _typing.Literal["capture_key"]  # noqa: Y015
+    _WhichOneofArgType__capture_key: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key"]  # noqa: Y015
     _WhichOneofReturnType__declared_response_id: _TypeAlias = _typing.Literal["declared_response_id"]  # noqa: Y015
     _WhichOneofArgType__declared_response_id: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capture_key) -> _WhichOneofReturnType__capture_key | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__declared_response_id) -> _WhichOneofReturnType__declared_response_id | None: ...
 
 Global___FinalizeRolloutRequest: _TypeAlias = FinalizeRolloutRequest  # noqa: Y015
@@ -118,22 +125,26 @@ class FinalizeGroupRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
     ROLLOUT_COUNT_FIELD_NUMBER: _builtins.int
+    ABANDON_REASON_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the group."""
     group_id: _builtins.str
     """group_id names the group."""
     rollout_count: _builtins.int
     """rollout_count is the number of logical rollouts; slots 0 to rollout_count - 1 must be finalized."""
+    abandon_reason: _builtins.str
+    """abandon_reason drops the group, complete or not; empty to publish it."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         group_id: _builtins.str = ...,
         rollout_count: _builtins.int = ...,
+        abandon_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "rollout_count", b"rollout_count", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_reason", b"abandon_reason", "group_id", b"group_id", "rollout_count", b"rollout_count", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -223,8 +234,8 @@ class StartSubscription(_message.Message):
     consumer: _builtins.str
     """consumer names the consumer; its committed cursor is kept under this name."""
     after_cursor: _builtins.int
-    """after_cursor is where to go on: groups behind it are sent. It may lie before the committed cursor
-    only down to what is still kept. Absent: behind the committed cursor.
+    """after_cursor is where to go on: groups behind it are sent. It must not lie before the committed
+    cursor or beyond the log's head; 0 is before the first group. Absent: the committed cursor.
     """
     def __init__(
         self,
@@ -251,7 +262,7 @@ class RowCredit(_message.Message):
 
     GROUPS_FIELD_NUMBER: _builtins.int
     groups: _builtins.int
-    """groups is how many more groups may be outstanding."""
+    """groups is how many more groups may be sent."""
     def __init__(
         self,
         *,
@@ -267,13 +278,15 @@ Global___RowCredit: _TypeAlias = RowCredit  # noqa: Y015
 
 @_typing.final
 class CommitCursor(_message.Message):
-    """CommitCursor marks groups as consumed: they are never sent again, and their staged calls go."""
+    """CommitCursor marks groups as consumed: they are never sent again, and their staged calls go. At or
+    below the committed cursor it changes nothing and is confirmed.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CURSOR_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
-    """cursor is the last consumed position."""
+    """cursor is the last consumed position, at most the last that this stream sent or started behind."""
     def __init__(
         self,
         *,
@@ -338,30 +351,78 @@ class SubscribeRowsResponse(_message.Message):
 Global___SubscribeRowsResponse: _TypeAlias = SubscribeRowsResponse  # noqa: Y015
 
 @_typing.final
+class GetRowLogRequest(_message.Message):
+    """GetRowLogRequest names the tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant owns the log."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRowLogRequest: _TypeAlias = GetRowLogRequest  # noqa: Y015
+
+@_typing.final
+class GetRowLogResponse(_message.Message):
+    """GetRowLogResponse says how far the row log and its consumer are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_CURSOR_FIELD_NUMBER: _builtins.int
+    COMMITTED_CURSOR_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    head_cursor: _builtins.int
+    """head_cursor is the last published position; 0 when nothing was published."""
+    committed_cursor: _builtins.int
+    """committed_cursor is the last consumed position."""
+    consumer: _builtins.str
+    """consumer is the consumer that the log is bound to; empty before the first subscription."""
+    def __init__(
+        self,
+        *,
+        head_cursor: _builtins.int = ...,
+        committed_cursor: _builtins.int = ...,
+        consumer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_cursor", b"committed_cursor", "consumer", b"consumer", "head_cursor", b"head_cursor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRowLogResponse: _TypeAlias = GetRowLogResponse  # noqa: Y015
+
+@_typing.final
 class GetReceiptRequest(_message.Message):
     """GetReceiptRequest names a rollout."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
-    group_id: _builtins.str
-    """group_id names the group."""
     rollout_id: _builtins.str
     """rollout_id names the logical rollout."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
-        group_id: _builtins.str = ...,
         rollout_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,6 +51,11 @@ class FinalizerServiceStub:
                 request_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.SubscribeRowsRequest.SerializeToString,
                 response_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.SubscribeRowsResponse.FromString,
                 _registered_method=True)
+        self.GetRowLog = channel.unary_unary(
+                '/callforest.finalizer.v1.FinalizerService/GetRowLog',
+                request_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogRequest.SerializeToString,
+                response_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogResponse.FromString,
+                _registered_method=True)
         self.GetReceipt = channel.unary_unary(
                 '/callforest.finalizer.v1.FinalizerService/GetReceipt',
                 request_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetReceiptRequest.SerializeToString,
@@ -75,17 +80,26 @@ class FinalizerServiceServicer:
 
     def FinalizeGroup(self, request, context):
         """FinalizeGroup publishes a group: one small durable record makes all its rows visible together. The
-        same request again gets the same answer. Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
+        same request again gets the same answer. With abandon_reason the group is dropped as it is.
+        Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeRows(self, request_iterator, context):
-        """SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. The
-        client's credit bounds what is outstanding; with nothing outstanding one group is always sent.
-        Groups come again until the cursor behind them is committed. Reasons: CURSOR_INVALID, OVERLOADED,
-        STORE_CORRUPT, PEER_UNAVAILABLE.
+        """SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. Each
+        delivered group, dropped ones too, spends one credit; only RowCredit gives credit. Groups come
+        again on a later stream until the cursor behind them is committed. A newer stream of the consumer
+        ends the older one. A group that cannot be read any more becomes a dropped one. Reasons:
+        CURSOR_INVALID, CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, OVERLOADED, PEER_UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRowLog(self, request, context):
+        """GetRowLog says how far the row log and its consumer are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +129,11 @@ def add_FinalizerServiceServicer_to_server(servicer, server):
                     servicer.SubscribeRows,
                     request_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.SubscribeRowsRequest.FromString,
                     response_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.SubscribeRowsResponse.SerializeToString,
+            ),
+            'GetRowLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRowLog,
+                    request_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogRequest.FromString,
+                    response_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogResponse.SerializeToString,
             ),
             'GetReceipt': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReceipt,
@@ -205,6 +224,33 @@ class FinalizerService:
             '/callforest.finalizer.v1.FinalizerService/SubscribeRows',
             callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.SubscribeRowsRequest.SerializeToString,
             callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.SubscribeRowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRowLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callforest.finalizer.v1.FinalizerService/GetRowLog',
+            callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogRequest.SerializeToString,
+            callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,14 +26,18 @@ class FinalizerServiceStub:
     """
     FinalizeGroup: _aio.UnaryUnaryMultiCallable[_finalizer_service_pb2.FinalizeGroupRequest, _finalizer_service_pb2.FinalizeGroupResponse]
     """FinalizeGroup publishes a group: one small durable record makes all its rows visible together. The
-    same request again gets the same answer. Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
+    same request again gets the same answer. With abandon_reason the group is dropped as it is.
+    Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
     """
     SubscribeRows: _aio.StreamStreamMultiCallable[_finalizer_service_pb2.SubscribeRowsRequest, _finalizer_service_pb2.SubscribeRowsResponse]
-    """SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. The
-    client's credit bounds what is outstanding; with nothing outstanding one group is always sent.
-    Groups come again until the cursor behind them is committed. Reasons: CURSOR_INVALID, OVERLOADED,
-    STORE_CORRUPT, PEER_UNAVAILABLE.
+    """SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. Each
+    delivered group, dropped ones too, spends one credit; only RowCredit gives credit. Groups come
+    again on a later stream until the cursor behind them is committed. A newer stream of the consumer
+    ends the older one. A group that cannot be read any more becomes a dropped one. Reasons:
+    CURSOR_INVALID, CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, OVERLOADED, PEER_UNAVAILABLE.
     """
+    GetRowLog: _aio.UnaryUnaryMultiCallable[_finalizer_service_pb2.GetRowLogRequest, _finalizer_service_pb2.GetRowLogResponse]
+    """GetRowLog says how far the row log and its consumer are."""
     GetReceipt: _aio.UnaryUnaryMultiCallable[_finalizer_service_pb2.GetReceiptRequest, _finalizer_service_pb2.GetReceiptResponse]
     """GetReceipt reads the receipt of a rollout. Reasons: RECEIPT_NOT_FOUND."""
 
@@ -61,7 +65,8 @@ class FinalizerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_finalizer_service_pb2.FinalizeGroupRequest, _abc.Awaitable[_finalizer_service_pb2.FinalizeGroupResponse]],
     ) -> _abc.Awaitable[_finalizer_service_pb2.FinalizeGroupResponse]:
         """FinalizeGroup publishes a group: one small durable record makes all its rows visible together. The
-        same request again gets the same answer. Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
+        same request again gets the same answer. With abandon_reason the group is dropped as it is.
+        Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
         """
 
     @_abc_1.abstractmethod
@@ -70,11 +75,20 @@ class FinalizerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_finalizer_service_pb2.SubscribeRowsRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_finalizer_service_pb2.SubscribeRowsRequest], _abc.AsyncIterator[_finalizer_service_pb2.SubscribeRowsResponse]],
     ) -> _abc.AsyncIterator[_finalizer_service_pb2.SubscribeRowsResponse]:
-        """SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. The
-        client's credit bounds what is outstanding; with nothing outstanding one group is always sent.
-        Groups come again until the cursor behind them is committed. Reasons: CURSOR_INVALID, OVERLOADED,
-        STORE_CORRUPT, PEER_UNAVAILABLE.
+        """SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. Each
+        delivered group, dropped ones too, spends one credit; only RowCredit gives credit. Groups come
+        again on a later stream until the cursor behind them is committed. A newer stream of the consumer
+        ends the older one. A group that cannot be read any more becomes a dropped one. Reasons:
+        CURSOR_INVALID, CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, OVERLOADED, PEER_UNAVAILABLE.
         """
+
+    @_abc_1.abstractmethod
+    def GetRowLog(
+        self,
+        request: _finalizer_service_pb2.GetRowLogRequest,
+        context: _aio.ServicerContext[_finalizer_service_pb2.GetRowLogRequest, _abc.Awaitable[_finalizer_service_pb2.GetRowLogResponse]],
+    ) -> _abc.Awaitable[_finalizer_service_pb2.GetRowLogResponse]:
+        """GetRowLog says how far the row log and its consumer are."""
 
     @_abc_1.abstractmethod
     def GetReceipt(

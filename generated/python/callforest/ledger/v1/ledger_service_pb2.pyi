@@ -4,7 +4,6 @@ isort:skip_file
 """
 
 from callforest.capture.v1 import attempt_pb2 as _attempt_pb2
-from callforest.capture.v1 import call_record_pb2 as _call_record_pb2
 from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
@@ -86,27 +85,29 @@ class FindPredecessorRequest(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
-    PROBE_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the attempt."""
     capture_key: _builtins.str
     """capture_key names the attempt."""
     @_builtins.property
-    def probe(self) -> _capture_admission_pb2.ChainProbe:
-        """probe finds the predecessor."""
+    def chain(self) -> _capture_admission_pb2.ChainProbe:
+        """chain is the probe of chain mode."""
 
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         capture_key: _builtins.str = ...,
-        probe: _capture_admission_pb2.ChainProbe | None = ...,
+        chain: _capture_admission_pb2.ChainProbe | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "probe", b"probe"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_key", b"capture_key", "probe", b"probe", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_key", b"capture_key", "chain", b"chain", "probe", b"probe", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["chain"]  # noqa: Y015
+    _WhichOneofArgType_probe: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_probe) -> _WhichOneofReturnType_probe | None: ...
 
 Global___FindPredecessorRequest: _TypeAlias = FindPredecessorRequest  # noqa: Y015
 
@@ -133,56 +134,6 @@ class FindPredecessorResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindPredecessorResponse: _TypeAlias = FindPredecessorResponse  # noqa: Y015
-
-@_typing.final
-class RecordFailureRequest(_message.Message):
-    """RecordFailureRequest names a call that was not captured."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TENANT_FIELD_NUMBER: _builtins.int
-    FAILURE_FIELD_NUMBER: _builtins.int
-    tenant: _builtins.str
-    """tenant owns the attempt."""
-    @_builtins.property
-    def failure(self) -> _attempt_pb2.CallFailure:
-        """failure names the call and the reason."""
-
-    def __init__(
-        self,
-        *,
-        tenant: _builtins.str = ...,
-        failure: _attempt_pb2.CallFailure | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "tenant", b"tenant"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RecordFailureRequest: _TypeAlias = RecordFailureRequest  # noqa: Y015
-
-@_typing.final
-class RecordFailureResponse(_message.Message):
-    """RecordFailureResponse confirms that the row is durable."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REVISION_FIELD_NUMBER: _builtins.int
-    revision: _builtins.int
-    """revision is the attempt's revision after the row."""
-    def __init__(
-        self,
-        *,
-        revision: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RecordFailureResponse: _TypeAlias = RecordFailureResponse  # noqa: Y015
 
 @_typing.final
 class CloseAdmissionsRequest(_message.Message):
@@ -443,26 +394,30 @@ class HasRowsResponse(_message.Message):
 Global___HasRowsResponse: _TypeAlias = HasRowsResponse  # noqa: Y015
 
 @_typing.final
-class CommittedCall(_message.Message):
-    """CommittedCall confirms that a record is durable."""
+class CommittedEntry(_message.Message):
+    """CommittedEntry confirms that a call's row is durable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: _builtins.int
+    KEPT_RECORD_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """revision is the attempt's revision that holds the record."""
+    """revision is the attempt's revision as of the answer."""
+    kept_record: _builtins.bool
+    """kept_record is set when a failure was sent for a call that had committed: the record stands."""
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
+        kept_record: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_record", b"kept_record", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CommittedCall: _TypeAlias = CommittedCall  # noqa: Y015
+Global___CommittedEntry: _TypeAlias = CommittedEntry  # noqa: Y015
 
 @_typing.final
 class RecordIntentsRequest(_message.Message):
@@ -653,7 +608,7 @@ class CommitCallsItem(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXT_FIELD_NUMBER: _builtins.int
-    RECORD_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     BEGIN_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
@@ -663,8 +618,8 @@ class CommitCallsItem(_message.Message):
         """context identifies the item; every frame of a large item repeats it."""
 
     @_builtins.property
-    def record(self) -> _call_record_pb2.CallRecord:
-        """record is the row to append."""
+    def entry(self) -> _attempt_pb2.ManifestEntry:
+        """entry is the row to append."""
 
     @_builtins.property
     def cancel(self) -> _item_pb2.ItemCancel:
@@ -672,7 +627,7 @@ class CommitCallsItem(_message.Message):
 
     @_builtins.property
     def begin(self) -> _frame_pb2.FrameBegin:
-        """begin announces a large record."""
+        """begin announces a large entry."""
 
     @_builtins.property
     def chunk(self) -> _frame_pb2.FrameChunk:
@@ -686,17 +641,17 @@ class CommitCallsItem(_message.Message):
         self,
         *,
         context: _item_pb2.ItemContext | None = ...,
-        record: _call_record_pb2.CallRecord | None = ...,
+        entry: _attempt_pb2.ManifestEntry | None = ...,
         cancel: _item_pb2.ItemCancel | None = ...,
         begin: _frame_pb2.FrameBegin | None = ...,
         chunk: _frame_pb2.FrameChunk | None = ...,
         end: _frame_pb2.FrameEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end", "entry", b"entry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end", "entry", b"entry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["record", "cancel", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["entry", "cancel", "begin", "chunk", "end"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -741,7 +696,7 @@ class CommitCallsResult(_message.Message):
     sequence: _builtins.int
     """sequence is the item's."""
     @_builtins.property
-    def committed(self) -> Global___CommittedCall:
+    def committed(self) -> Global___CommittedEntry:
         """committed confirms that the row is durable."""
 
     @_builtins.property
@@ -764,7 +719,7 @@ class CommitCallsResult(_message.Message):
         self,
         *,
         sequence: _builtins.int = ...,
-        committed: Global___CommittedCall | None = ...,
+        committed: Global___CommittedEntry | None = ...,
         error: _status_pb2.Status | None = ...,
         begin: _frame_pb2.FrameBegin | None = ...,
         chunk: _frame_pb2.FrameChunk | None = ...,

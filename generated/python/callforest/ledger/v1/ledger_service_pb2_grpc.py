@@ -56,11 +56,6 @@ class LedgerServiceStub:
                 request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsRequest.SerializeToString,
                 response_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsResponse.FromString,
                 _registered_method=True)
-        self.RecordFailure = channel.unary_unary(
-                '/callforest.ledger.v1.LedgerService/RecordFailure',
-                request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.RecordFailureRequest.SerializeToString,
-                response_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.RecordFailureResponse.FromString,
-                _registered_method=True)
         self.CloseAdmissions = channel.unary_unary(
                 '/callforest.ledger.v1.LedgerService/CloseAdmissions',
                 request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CloseAdmissionsRequest.SerializeToString,
@@ -104,7 +99,7 @@ class LedgerServiceServicer:
     def RecordIntents(self, request_iterator, context):
         """RecordIntents records calls before inference and decides, in the same transaction, what each
         continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, ITEM_DEADLINE; a closed
+        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
         or unknown attempt is a refused verdict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -120,17 +115,11 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitCalls(self, request_iterator, context):
-        """CommitCalls appends the records of staged calls; from then on each can be a parent. The same
-        record again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a
-        failure row was written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, ITEM_DEADLINE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RecordFailure(self, request, context):
-        """RecordFailure appends a failure row: the call can never be a parent, and its attempt is poisoned.
-        The same failure again is a no-op. Reasons: CALL_NOT_ADMITTED, ATTEMPT_SEALED, ATTEMPT_NOT_FOUND.
+        """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
+        failures, which poison their attempt. The first row of a call stands: the same row again is a
+        no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+        CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
+        ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,11 +186,6 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.CommitCalls,
                     request_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsRequest.FromString,
                     response_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsResponse.SerializeToString,
-            ),
-            'RecordFailure': grpc.unary_unary_rpc_method_handler(
-                    servicer.RecordFailure,
-                    request_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.RecordFailureRequest.FromString,
-                    response_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.RecordFailureResponse.SerializeToString,
             ),
             'CloseAdmissions': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseAdmissions,
@@ -339,33 +323,6 @@ class LedgerService:
             '/callforest.ledger.v1.LedgerService/CommitCalls',
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsRequest.SerializeToString,
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RecordFailure(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/callforest.ledger.v1.LedgerService/RecordFailure',
-            callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.RecordFailureRequest.SerializeToString,
-            callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.RecordFailureResponse.FromString,
             options,
             channel_credentials,
             insecure,

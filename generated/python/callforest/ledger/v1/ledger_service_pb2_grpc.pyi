@@ -25,7 +25,7 @@ class LedgerServiceStub:
     RecordIntents: _aio.StreamStreamMultiCallable[_ledger_service_pb2.RecordIntentsRequest, _ledger_service_pb2.RecordIntentsResponse]
     """RecordIntents records calls before inference and decides, in the same transaction, what each
     continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-    depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, ITEM_DEADLINE; a closed
+    depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
     or unknown attempt is a refused verdict.
     """
     FindPredecessor: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.FindPredecessorRequest, _ledger_service_pb2.FindPredecessorResponse]
@@ -33,13 +33,11 @@ class LedgerServiceStub:
     Reasons: ATTEMPT_NOT_FOUND.
     """
     CommitCalls: _aio.StreamStreamMultiCallable[_ledger_service_pb2.CommitCallsRequest, _ledger_service_pb2.CommitCallsResponse]
-    """CommitCalls appends the records of staged calls; from then on each can be a parent. The same
-    record again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a
-    failure row was written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, ITEM_DEADLINE.
-    """
-    RecordFailure: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.RecordFailureRequest, _ledger_service_pb2.RecordFailureResponse]
-    """RecordFailure appends a failure row: the call can never be a parent, and its attempt is poisoned.
-    The same failure again is a no-op. Reasons: CALL_NOT_ADMITTED, ATTEMPT_SEALED, ATTEMPT_NOT_FOUND.
+    """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
+    failures, which poison their attempt. The first row of a call stands: the same row again is a
+    no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+    CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
+    ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
     """
     CloseAdmissions: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.CloseAdmissionsRequest, _ledger_service_pb2.CloseAdmissionsResponse]
     """CloseAdmissions ends new calls of an attempt. Repeat safe. Reasons: ATTEMPT_NOT_FOUND."""
@@ -83,7 +81,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_ledger_service_pb2.RecordIntentsResponse]:
         """RecordIntents records calls before inference and decides, in the same transaction, what each
         continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, ITEM_DEADLINE; a closed
+        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
         or unknown attempt is a refused verdict.
         """
 
@@ -103,19 +101,11 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest], _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]],
     ) -> _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]:
-        """CommitCalls appends the records of staged calls; from then on each can be a parent. The same
-        record again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a
-        failure row was written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, ITEM_DEADLINE.
-        """
-
-    @_abc_1.abstractmethod
-    def RecordFailure(
-        self,
-        request: _ledger_service_pb2.RecordFailureRequest,
-        context: _aio.ServicerContext[_ledger_service_pb2.RecordFailureRequest, _abc.Awaitable[_ledger_service_pb2.RecordFailureResponse]],
-    ) -> _abc.Awaitable[_ledger_service_pb2.RecordFailureResponse]:
-        """RecordFailure appends a failure row: the call can never be a parent, and its attempt is poisoned.
-        The same failure again is a no-op. Reasons: CALL_NOT_ADMITTED, ATTEMPT_SEALED, ATTEMPT_NOT_FOUND.
+        """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
+        failures, which poison their attempt. The first row of a call stands: the same row again is a
+        no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+        CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
+        ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
         """
 
     @_abc_1.abstractmethod

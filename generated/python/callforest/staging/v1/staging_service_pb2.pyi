@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from callforest.capture.v1 import commit_coords_pb2 as _commit_coords_pb2
+from callforest.capture.v1 import completion_pb2 as _completion_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
 from callforest.capture.v1 import staged_call_pb2 as _staged_call_pb2
@@ -30,30 +31,59 @@ class StagedReceipt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COORDS_FIELD_NUMBER: _builtins.int
-    LOST_RACE_FIELD_NUMBER: _builtins.int
-    WINNER_RESPONSE_FIELD_NUMBER: _builtins.int
-    lost_race: _builtins.bool
-    """lost_race is set when another generation of the same call was stored first."""
-    winner_response: _builtins.bytes
-    """winner_response is the response staged with the winner, when lost_race is set; it must be served."""
+    WINNER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def coords(self) -> _commit_coords_pb2.CommitCoords:
         """coords are the coordinates of the stored call: this one, or the one that was stored first."""
+
+    @_builtins.property
+    def winner(self) -> Global___StagedWinner:
+        """winner is the call that was stored first, when another generation of it was: its response must be
+        served and its completion recorded. Absent when this one is stored. Two generations are the same
+        only if digest, response and completion are.
+        """
 
     def __init__(
         self,
         *,
         coords: _commit_coords_pb2.CommitCoords | None = ...,
-        lost_race: _builtins.bool = ...,
-        winner_response: _builtins.bytes = ...,
+        winner: Global___StagedWinner | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coords", b"coords"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coords", b"coords", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coords", b"coords", "lost_race", b"lost_race", "winner_response", b"winner_response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coords", b"coords", "winner", b"winner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StagedReceipt: _TypeAlias = StagedReceipt  # noqa: Y015
+
+@_typing.final
+class StagedWinner(_message.Message):
+    """StagedWinner is what must be served of the call that was stored first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVED_RESPONSE_FIELD_NUMBER: _builtins.int
+    COMPLETION_FIELD_NUMBER: _builtins.int
+    served_response: _builtins.bytes
+    """served_response is the response staged with it, JSON bytes."""
+    @_builtins.property
+    def completion(self) -> _completion_pb2.Completion:
+        """completion says how its generation ended."""
+
+    def __init__(
+        self,
+        *,
+        served_response: _builtins.bytes = ...,
+        completion: _completion_pb2.Completion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "served_response", b"served_response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagedWinner: _TypeAlias = StagedWinner  # noqa: Y015
 
 @_typing.final
 class PrefixQuery(_message.Message):

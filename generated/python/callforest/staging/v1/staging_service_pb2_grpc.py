@@ -76,7 +76,8 @@ class StagingServiceServicer:
     def Stage(self, request_iterator, context):
         """Stage stores calls, each once: the first that is stored under a call_id wins, and a later one gets
         the winner's coordinates and response. Digests are checked before anything is stored. Reasons:
-        DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, ITEM_DEADLINE.
+        DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, OVERLOADED,
+        ITEM_DEADLINE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,7 +85,7 @@ class StagingServiceServicer:
 
     def FetchPrefix(self, request_iterator, context):
         """FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
-        CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, ITEM_DEADLINE.
+        CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

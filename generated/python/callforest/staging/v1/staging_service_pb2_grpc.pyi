@@ -21,11 +21,12 @@ class StagingServiceStub:
     Stage: _aio.StreamStreamMultiCallable[_staging_service_pb2.StageRequest, _staging_service_pb2.StageResponse]
     """Stage stores calls, each once: the first that is stored under a call_id wins, and a later one gets
     the winner's coordinates and response. Digests are checked before anything is stored. Reasons:
-    DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, ITEM_DEADLINE.
+    DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, OVERLOADED,
+    ITEM_DEADLINE.
     """
     FetchPrefix: _aio.StreamStreamMultiCallable[_staging_service_pb2.FetchPrefixRequest, _staging_service_pb2.FetchPrefixResponse]
     """FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
-    CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, ITEM_DEADLINE.
+    CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_staging_service_pb2.FetchRequest, _staging_service_pb2.FetchResponse]
     """Fetch reads staged calls, one result a call in the asked order, large ones in frames. Reasons:
@@ -53,7 +54,8 @@ class StagingServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_staging_service_pb2.StageResponse]:
         """Stage stores calls, each once: the first that is stored under a call_id wins, and a later one gets
         the winner's coordinates and response. Digests are checked before anything is stored. Reasons:
-        DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, ITEM_DEADLINE.
+        DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, OVERLOADED,
+        ITEM_DEADLINE.
         """
 
     @_abc_1.abstractmethod
@@ -63,7 +65,7 @@ class StagingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_staging_service_pb2.FetchPrefixRequest], _abc.AsyncIterator[_staging_service_pb2.FetchPrefixResponse]],
     ) -> _abc.AsyncIterator[_staging_service_pb2.FetchPrefixResponse]:
         """FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
-        CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, ITEM_DEADLINE.
+        CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
         """
 
     @_abc_1.abstractmethod

@@ -333,16 +333,20 @@ class ExportWeightsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     size_bytes: _builtins.int
     """size_bytes is the file's size."""
+    sha256: _builtins.bytes
+    """sha256 is the SHA-256 of the file."""
     def __init__(
         self,
         *,
         size_bytes: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,6 +84,7 @@ class GetStatusResponse(_message.Message):
     TRAINED_CURSOR_FIELD_NUMBER: _builtins.int
     COMMITTED_CURSOR_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    WAITING_GROUP_COUNT_FIELD_NUMBER: _builtins.int
     phase: Global___TrainerPhase.ValueType
     """phase says what the trainer does."""
     step: _builtins.int
@@ -96,6 +97,8 @@ class GetStatusResponse(_message.Message):
     """committed_cursor is the last group behind a durable checkpoint."""
     failure: _builtins.str
     """failure says what stopped the trainer; empty while it runs."""
+    waiting_group_count: _builtins.int
+    """waiting_group_count is the number of groups taken for the next step."""
     def __init__(
         self,
         *,
@@ -105,10 +108,11 @@ class GetStatusResponse(_message.Message):
         trained_cursor: _builtins.int = ...,
         committed_cursor: _builtins.int = ...,
         failure: _builtins.str = ...,
+        waiting_group_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_cursor", b"committed_cursor", "failure", b"failure", "phase", b"phase", "step", b"step", "trained_cursor", b"trained_cursor", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_cursor", b"committed_cursor", "failure", b"failure", "phase", b"phase", "step", b"step", "trained_cursor", b"trained_cursor", "waiting_group_count", b"waiting_group_count", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,16 +23,16 @@ _sym_db = _symbol_database.Default()
 
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
-from callforest.capture.v1 import call_record_pb2 as callforest_dot_capture_dot_v1_dot_call__record__pb2
 from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_capture_dot_v1_dot_capture__admission__pb2
 from callforest.capture.v1 import commit_coords_pb2 as callforest_dot_capture_dot_v1_dot_commit__coords__pb2
+from callforest.capture.v1 import completion_pb2 as callforest_dot_capture_dot_v1_dot_completion__pb2
 from callforest.capture.v1 import frame_pb2 as callforest_dot_capture_dot_v1_dot_frame__pb2
 from callforest.capture.v1 import item_pb2 as callforest_dot_capture_dot_v1_dot_item__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/worker/v1/worker_service.proto\x12\x14\x63\x61llforest.worker.v1\x1a\x1b\x62uf/validate/validate.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xc5\x02\n\x0cGenerateCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x43\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\ncreateTime\x12/\n\x0c\x63hat_request\x18\x04 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x02\x18\x80\x80\x80\x10R\x0b\x63hatRequest\x12\x45\n\tadmission\x18\x05 \x01(\x0b\x32\'.callforest.capture.v1.CaptureAdmissionR\tadmission\"\x81\x02\n\rGeneratedCall\x12#\n\rchat_response\x18\x01 \x01(\x0cR\x0c\x63hatResponse\x12\x41\n\ncompletion\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CompletionR\ncompletion\x12=\n\x06staged\x18\x03 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsH\x00R\x06staged\x12>\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32$.callforest.worker.v1.CaptureFailureH\x00R\x06\x66\x61iledB\t\n\x07\x63\x61pture\"@\n\x0e\x43\x61ptureFailure\x12\x16\n\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n\x06\x64\x65tail\x18\x02 \x01(\tR\x06\x64\x65tail\"\x11\n\x0f\x44\x65scribeRequest\"\xca\x01\n\x10\x44\x65scribeResponse\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12.\n\x13\x63ontext_token_count\x18\x03 \x01(\rR\x11\x63ontextTokenCount\x12%\n\x0eweight_version\x18\x04 \x01(\x04R\rweightVersion\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\"f\n\x14UpdateWeightsRequest\x12\x1e\n\x04path\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80 R\x04path\x12.\n\x0eweight_version\x18\x02 \x01(\x04\x42\x07\xbaH\x04\x32\x02(\x01R\rweightVersion\">\n\x15UpdateWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion\"X\n\x0fGenerateRequest\x12\x45\n\x05items\x18\x01 \x03(\x0b\x32\".callforest.worker.v1.GenerateItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x85\x03\n\x0cGenerateItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12\x38\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\".callforest.worker.v1.GenerateCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"R\n\x10GenerateResponse\x12>\n\x07results\x18\x01 \x03(\x0b\x32$.callforest.worker.v1.GenerateResultR\x07results\"\xd3\x02\n\x0eGenerateResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x43\n\tgenerated\x18\x02 \x01(\x0b\x32#.callforest.worker.v1.GeneratedCallH\x00R\tgenerated\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xc2\x02\n\rWorkerService\x12\x62\n\x08Generate\x12%.callforest.worker.v1.GenerateRequest\x1a&.callforest.worker.v1.GenerateResponse\"\x03\x90\x02\x00(\x01\x30\x01\x12^\n\x08\x44\x65scribe\x12%.callforest.worker.v1.DescribeRequest\x1a&.callforest.worker.v1.DescribeResponse\"\x03\x90\x02\x01\x12m\n\rUpdateWeights\x12*.callforest.worker.v1.UpdateWeightsRequest\x1a+.callforest.worker.v1.UpdateWeightsResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/worker/v1/worker_service.proto\x12\x14\x63\x61llforest.worker.v1\x1a\x1b\x62uf/validate/validate.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xc5\x02\n\x0cGenerateCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x43\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\ncreateTime\x12/\n\x0c\x63hat_request\x18\x04 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x02\x18\x80\x80\x80\x10R\x0b\x63hatRequest\x12\x45\n\tadmission\x18\x05 \x01(\x0b\x32\'.callforest.capture.v1.CaptureAdmissionR\tadmission\"\x81\x02\n\rGeneratedCall\x12#\n\rchat_response\x18\x01 \x01(\x0cR\x0c\x63hatResponse\x12\x41\n\ncompletion\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CompletionR\ncompletion\x12=\n\x06staged\x18\x03 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsH\x00R\x06staged\x12>\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32$.callforest.worker.v1.CaptureFailureH\x00R\x06\x66\x61iledB\t\n\x07\x63\x61pture\"@\n\x0e\x43\x61ptureFailure\x12\x16\n\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n\x06\x64\x65tail\x18\x02 \x01(\tR\x06\x64\x65tail\"\x11\n\x0f\x44\x65scribeRequest\"\xca\x01\n\x10\x44\x65scribeResponse\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12.\n\x13\x63ontext_token_count\x18\x03 \x01(\rR\x11\x63ontextTokenCount\x12%\n\x0eweight_version\x18\x04 \x01(\x04R\rweightVersion\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\"\x87\x01\n\x14UpdateWeightsRequest\x12\x1e\n\x04path\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80 R\x04path\x12.\n\x0eweight_version\x18\x02 \x01(\x04\x42\x07\xbaH\x04\x32\x02(\x01R\rweightVersion\x12\x1f\n\x06sha256\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06sha256\">\n\x15UpdateWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion\"X\n\x0fGenerateRequest\x12\x45\n\x05items\x18\x01 \x03(\x0b\x32\".callforest.worker.v1.GenerateItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x85\x03\n\x0cGenerateItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12\x38\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\".callforest.worker.v1.GenerateCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"R\n\x10GenerateResponse\x12>\n\x07results\x18\x01 \x03(\x0b\x32$.callforest.worker.v1.GenerateResultR\x07results\"\xd3\x02\n\x0eGenerateResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x43\n\tgenerated\x18\x02 \x01(\x0b\x32#.callforest.worker.v1.GeneratedCallH\x00R\tgenerated\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xc2\x02\n\rWorkerService\x12\x62\n\x08Generate\x12%.callforest.worker.v1.GenerateRequest\x1a&.callforest.worker.v1.GenerateResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12^\n\x08\x44\x65scribe\x12%.callforest.worker.v1.DescribeRequest\x1a&.callforest.worker.v1.DescribeResponse\"\x03\x90\x02\x01\x12m\n\rUpdateWeights\x12*.callforest.worker.v1.UpdateWeightsRequest\x1a+.callforest.worker.v1.UpdateWeightsResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,6 +51,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['path']._serialized_options = b'\272H\007r\005\020\001\030\200 '
   _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['weight_version']._loaded_options = None
   _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['weight_version']._serialized_options = b'\272H\0042\002(\001'
+  _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['sha256']._loaded_options = None
+  _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['sha256']._serialized_options = b'\272H\004z\002h '
   _globals['_GENERATEREQUEST'].fields_by_name['items']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['items']._serialized_options = b'\272H\010\222\001\005\010\001\020\200\002'
   _globals['_GENERATEITEM'].oneofs_by_name['body']._loaded_options = None
@@ -58,33 +60,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEITEM'].fields_by_name['context']._loaded_options = None
   _globals['_GENERATEITEM'].fields_by_name['context']._serialized_options = b'\272H\003\310\001\001'
   _globals['_WORKERSERVICE'].methods_by_name['Generate']._loaded_options = None
-  _globals['_WORKERSERVICE'].methods_by_name['Generate']._serialized_options = b'\220\002\000'
+  _globals['_WORKERSERVICE'].methods_by_name['Generate']._serialized_options = b'\220\002\002'
   _globals['_WORKERSERVICE'].methods_by_name['Describe']._loaded_options = None
   _globals['_WORKERSERVICE'].methods_by_name['Describe']._serialized_options = b'\220\002\001'
   _globals['_WORKERSERVICE'].methods_by_name['UpdateWeights']._loaded_options = None
   _globals['_WORKERSERVICE'].methods_by_name['UpdateWeights']._serialized_options = b'\220\002\002'
-  _globals['_GENERATECALL']._serialized_start=355
-  _globals['_GENERATECALL']._serialized_end=680
-  _globals['_GENERATEDCALL']._serialized_start=683
-  _globals['_GENERATEDCALL']._serialized_end=940
-  _globals['_CAPTUREFAILURE']._serialized_start=942
-  _globals['_CAPTUREFAILURE']._serialized_end=1006
-  _globals['_DESCRIBEREQUEST']._serialized_start=1008
-  _globals['_DESCRIBEREQUEST']._serialized_end=1025
-  _globals['_DESCRIBERESPONSE']._serialized_start=1028
-  _globals['_DESCRIBERESPONSE']._serialized_end=1230
+  _globals['_GENERATECALL']._serialized_start=354
+  _globals['_GENERATECALL']._serialized_end=679
+  _globals['_GENERATEDCALL']._serialized_start=682
+  _globals['_GENERATEDCALL']._serialized_end=939
+  _globals['_CAPTUREFAILURE']._serialized_start=941
+  _globals['_CAPTUREFAILURE']._serialized_end=1005
+  _globals['_DESCRIBEREQUEST']._serialized_start=1007
+  _globals['_DESCRIBEREQUEST']._serialized_end=1024
+  _globals['_DESCRIBERESPONSE']._serialized_start=1027
+  _globals['_DESCRIBERESPONSE']._serialized_end=1229
   _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=1232
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=1334
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1336
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1398
-  _globals['_GENERATEREQUEST']._serialized_start=1400
-  _globals['_GENERATEREQUEST']._serialized_end=1488
-  _globals['_GENERATEITEM']._serialized_start=1491
-  _globals['_GENERATEITEM']._serialized_end=1880
-  _globals['_GENERATERESPONSE']._serialized_start=1882
-  _globals['_GENERATERESPONSE']._serialized_end=1964
-  _globals['_GENERATERESULT']._serialized_start=1967
-  _globals['_GENERATERESULT']._serialized_end=2306
-  _globals['_WORKERSERVICE']._serialized_start=2309
-  _globals['_WORKERSERVICE']._serialized_end=2631
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=1367
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1369
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1431
+  _globals['_GENERATEREQUEST']._serialized_start=1433
+  _globals['_GENERATEREQUEST']._serialized_end=1521
+  _globals['_GENERATEITEM']._serialized_start=1524
+  _globals['_GENERATEITEM']._serialized_end=1913
+  _globals['_GENERATERESPONSE']._serialized_start=1915
+  _globals['_GENERATERESPONSE']._serialized_end=1997
+  _globals['_GENERATERESULT']._serialized_start=2000
+  _globals['_GENERATERESULT']._serialized_end=2339
+  _globals['_WORKERSERVICE']._serialized_start=2342
+  _globals['_WORKERSERVICE']._serialized_end=2664
 # @@protoc_insertion_point(module_scope)

@@ -3,9 +3,9 @@
 isort:skip_file
 """
 
-from callforest.capture.v1 import call_record_pb2 as _call_record_pb2
 from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import commit_coords_pb2 as _commit_coords_pb2
+from callforest.capture.v1 import completion_pb2 as _completion_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
 from collections import abc as _abc
@@ -80,7 +80,7 @@ class GeneratedCall(_message.Message):
     chat_response: _builtins.bytes
     """chat_response is the Chat Completions response to serve, JSON bytes without token material."""
     @_builtins.property
-    def completion(self) -> _call_record_pb2.Completion:
+    def completion(self) -> _completion_pb2.Completion:
         """completion says how the generation ended."""
 
     @_builtins.property
@@ -95,7 +95,7 @@ class GeneratedCall(_message.Message):
         self,
         *,
         chat_response: _builtins.bytes = ...,
-        completion: _call_record_pb2.Completion | None = ...,
+        completion: _completion_pb2.Completion | None = ...,
         staged: _commit_coords_pb2.CommitCoords | None = ...,
         failed: Global___CaptureFailure | None = ...,
     ) -> None: ...
@@ -198,19 +198,23 @@ class UpdateWeightsRequest(_message.Message):
 
     PATH_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """path is a safetensors file with Hugging Face tensor names, readable by the worker."""
     weight_version: _builtins.int
     """weight_version is the version to stamp from now on. It must exceed the present one."""
+    sha256: _builtins.bytes
+    """sha256 is the SHA-256 of the file. The same version with another digest is refused."""
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         weight_version: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sha256", b"sha256", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,8 +58,9 @@ class WorkerServiceServicer:
 
     def Generate(self, request_iterator, context):
         """Generate runs calls. A result comes when the call is generated and staged, or when its capture
-        failed; a failed capture never fails the generation. A repeat generates again. Reasons:
-        REQUEST_REFUSED, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
+        failed; a failed capture never fails the generation. A repeat under the same call_id may sample
+        again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
+        ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +75,8 @@ class WorkerServiceServicer:
 
     def UpdateWeights(self, request, context):
         """UpdateWeights loads new weights. It answers when every later generation uses them and no cached
-        prefix of the old ones is left; running calls go on. A repeat of the present version is a no-op.
+        prefix of the old ones is left; running calls go on. A repeat of the present version and digest is
+        a no-op. A restarted worker loads the last update again before it serves.
         Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

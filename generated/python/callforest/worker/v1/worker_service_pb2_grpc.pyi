@@ -18,14 +18,16 @@ class WorkerServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.StreamStreamMultiCallable[_worker_service_pb2.GenerateRequest, _worker_service_pb2.GenerateResponse]
     """Generate runs calls. A result comes when the call is generated and staged, or when its capture
-    failed; a failed capture never fails the generation. A repeat generates again. Reasons:
-    REQUEST_REFUSED, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
+    failed; a failed capture never fails the generation. A repeat under the same call_id may sample
+    again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
+    ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
     """
     Describe: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.DescribeRequest, _worker_service_pb2.DescribeResponse]
     """Describe says what the engine is and which weights serve. Reasons: ENGINE_UNAVAILABLE."""
     UpdateWeights: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.UpdateWeightsRequest, _worker_service_pb2.UpdateWeightsResponse]
     """UpdateWeights loads new weights. It answers when every later generation uses them and no cached
-    prefix of the old ones is left; running calls go on. A repeat of the present version is a no-op.
+    prefix of the old ones is left; running calls go on. A repeat of the present version and digest is
+    a no-op. A restarted worker loads the last update again before it serves.
     Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
     """
 
@@ -39,8 +41,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_worker_service_pb2.GenerateRequest], _abc.AsyncIterator[_worker_service_pb2.GenerateResponse]],
     ) -> _abc.AsyncIterator[_worker_service_pb2.GenerateResponse]:
         """Generate runs calls. A result comes when the call is generated and staged, or when its capture
-        failed; a failed capture never fails the generation. A repeat generates again. Reasons:
-        REQUEST_REFUSED, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
+        failed; a failed capture never fails the generation. A repeat under the same call_id may sample
+        again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
+        ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
         """
 
     @_abc_1.abstractmethod
@@ -58,7 +61,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_worker_service_pb2.UpdateWeightsRequest, _abc.Awaitable[_worker_service_pb2.UpdateWeightsResponse]],
     ) -> _abc.Awaitable[_worker_service_pb2.UpdateWeightsResponse]:
         """UpdateWeights loads new weights. It answers when every later generation uses them and no cached
-        prefix of the old ones is left; running calls go on. A repeat of the present version is a no-op.
+        prefix of the old ones is left; running calls go on. A repeat of the present version and digest is
+        a no-op. A restarted worker loads the last update again before it serves.
         Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
         """
 

@@ -17,7 +17,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/attempt.proto.
  */
 export const file_callforest_capture_v1_attempt: GenFile = /*@__PURE__*/
-  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvYXR0ZW1wdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIrkBCgdBdHRlbXB0EhIKCnJvbGxvdXRfaWQYASABKAkSFgoOYXR0ZW1wdF9udW1iZXIYAiABKA0SEwoLY2FwdHVyZV9rZXkYAyABKAkSMgoFc3RhdGUYBCABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdFN0YXRlEg0KBWVwb2NoGAUgASgEEhAKCHJldmlzaW9uGAYgASgEEhgKEHBlbmRpbmdfY2FsbF9pZHMYByADKAkiggIKCkNhbGxJbnRlbnQSMwoLY2FwdHVyZV9rZXkYASABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIvCgdjYWxsX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSNgoKYWRtaXRfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARIcCgtib2R5X2RpZ2VzdBgEIAEoDEIHukgEegJoIBI4CgVwcm9iZRgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DaGFpblByb2JlQga6SAPIAQEiqQEKC0NhbGxGYWlsdXJlEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhoKBnJlYXNvbhgDIAEoCUIKukgHcgUQARiAARIYCgZkZXRhaWwYBCABKAlCCLpIBXIDGIAIIosBCg1NYW5pZmVzdEVudHJ5EjMKBnJlY29yZBgBIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgCIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAQg4KBWVudHJ5EgW6SAIIASp5CgxBdHRlbXB0U3RhdGUSHQoZQVRURU1QVF9TVEFURV9VTlNQRUNJRklFRBAAEhYKEkFUVEVNUFRfU1RBVEVfT1BFThABEhgKFEFUVEVNUFRfU1RBVEVfQ0xPU0VEEAISGAoUQVRURU1QVF9TVEFURV9TRUFMRUQQA2IGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
+  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvYXR0ZW1wdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIvoBCgdBdHRlbXB0EhIKCnJvbGxvdXRfaWQYASABKAkSFgoOYXR0ZW1wdF9udW1iZXIYAiABKA0SEwoLY2FwdHVyZV9rZXkYAyABKAkSMgoFc3RhdGUYBCABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdFN0YXRlEg0KBWVwb2NoGAUgASgEEhAKCHJldmlzaW9uGAYgASgEEhgKEHBlbmRpbmdfY2FsbF9pZHMYByADKAkSFAoMcmVjb3JkX2NvdW50GAggASgNEhUKDWZhaWx1cmVfY291bnQYCSABKA0SEgoKc3VwZXJzZWRlZBgKIAEoCCKMAgoKQ2FsbEludGVudBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI2CgphZG1pdF90aW1lGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEIGukgDyAEBEhwKC2JvZHlfZGlnZXN0GAQgASgMQge6SAR6AmggEjIKBWNoYWluGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNoYWluUHJvYmVIAEIOCgVwcm9iZRIFukgCCAEiygEKC0NhbGxGYWlsdXJlEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhoKBnJlYXNvbhgDIAEoCUIKukgHcgUQARiAARIfCg13b3JrZXJfcmVhc29uGAUgASgJQgi6SAVyAxiAARIYCgZkZXRhaWwYBCABKAlCCLpIBXIDGIAIIoQBCg1NYW5pZmVzdEVudHJ5EjMKBnJlY29yZBgBIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgCIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAQgcKBWVudHJ5KnkKDEF0dGVtcHRTdGF0ZRIdChlBVFRFTVBUX1NUQVRFX1VOU1BFQ0lGSUVEEAASFgoSQVRURU1QVF9TVEFURV9PUEVOEAESGAoUQVRURU1QVF9TVEFURV9DTE9TRUQQAhIYChRBVFRFTVBUX1NUQVRFX1NFQUxFRBADYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
 
 /**
  * Attempt is one try at a rollout.
@@ -74,6 +74,27 @@ export type Attempt = Message<"callforest.capture.v1.Attempt"> & {
    * @generated from field: repeated string pending_call_ids = 7;
    */
   pendingCallIds: string[];
+
+  /**
+   * record_count is the number of committed calls.
+   *
+   * @generated from field: uint32 record_count = 8;
+   */
+  recordCount: number;
+
+  /**
+   * failure_count is the number of failure rows; with one or more, the attempt is poisoned.
+   *
+   * @generated from field: uint32 failure_count = 9;
+   */
+  failureCount: number;
+
+  /**
+   * superseded is set once a later attempt of the rollout was opened.
+   *
+   * @generated from field: bool superseded = 10;
+   */
+  superseded: boolean;
 };
 
 /**
@@ -118,11 +139,19 @@ export type CallIntent = Message<"callforest.capture.v1.CallIntent"> & {
   bodyDigest: Uint8Array;
 
   /**
-   * probe finds the call that this one continues.
+   * probe finds the call that this one continues. It is used and not stored.
    *
-   * @generated from field: callforest.capture.v1.ChainProbe probe = 5;
+   * @generated from oneof callforest.capture.v1.CallIntent.probe
    */
-  probe?: ChainProbe | undefined;
+  probe: {
+    /**
+     * chain is the probe of chain mode.
+     *
+     * @generated from field: callforest.capture.v1.ChainProbe chain = 5;
+     */
+    value: ChainProbe;
+    case: "chain";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -160,6 +189,14 @@ export type CallFailure = Message<"callforest.capture.v1.CallFailure"> & {
   reason: string;
 
   /**
+   * worker_reason is the worker's own reason, when it served without capture: one of section "Failure
+   * reasons". It is not part of the failure's identity.
+   *
+   * @generated from field: string worker_reason = 5;
+   */
+  workerReason: string;
+
+  /**
    * detail tells a person more. It is not part of the failure's identity.
    *
    * @generated from field: string detail = 4;
@@ -181,7 +218,7 @@ export const CallFailureSchema: GenMessage<CallFailure> = /*@__PURE__*/
  */
 export type ManifestEntry = Message<"callforest.capture.v1.ManifestEntry"> & {
   /**
-   * entry is a committed call or a failure.
+   * entry is a committed call or a failure. A reader that knows neither must refuse the manifest.
    *
    * @generated from oneof callforest.capture.v1.ManifestEntry.entry
    */

@@ -2,11 +2,13 @@
 // @generated from file callforest/capture/v1/call_record.proto (package callforest.capture.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
-import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
 import type { CommitCoords } from "./commit_coords_pb.js";
 import { file_callforest_capture_v1_commit_coords } from "./commit_coords_pb.js";
+import type { Completion } from "./completion_pb.js";
+import { file_callforest_capture_v1_completion } from "./completion_pb.js";
 import type { ReplaySummary } from "./replay_summary_pb.js";
 import { file_callforest_capture_v1_replay_summary } from "./replay_summary_pb.js";
 import type { Timestamp } from "@bufbuild/protobuf/wkt";
@@ -17,7 +19,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/call_record.proto.
  */
 export const file_callforest_capture_v1_call_record: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FsbF9yZWNvcmQucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSLWAgoKQ2FsbFJlY29yZBI7CgZjb29yZHMYASABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzQga6SAPIAQESHwoLcmVzcG9uc2VfaWQYAiABKAlCCrpIB3IFEAEYgAISNgoKYWRtaXRfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARI9CgxmaW5nZXJwcmludHMYBCABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbEZpbmdlcnByaW50cxI9Cgpjb21wbGV0aW9uGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbXBsZXRpb25CBrpIA8gBARI0CgZyZXBsYXkYBiABKAsyJC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVwbGF5U3VtbWFyeSKhAQoQQ2FsbEZpbmdlcnByaW50cxIYCgd2ZXJzaW9uGAEgASgNQge6SAQqAigBEhcKBm91dHB1dBgCIAEoDEIHukgEegIYIBIdCgxjb250aW51YXRpb24YAyABKAxCB7pIBHoCGCASGgoSY29udGV4dF9pdGVtX2NvdW50GAQgASgNEh8KDmNvbnRleHRfZGlnZXN0GAUgASgMQge6SAR6AmggIq8BCgpDb21wbGV0aW9uEkMKBnN0YXR1cxgBIAEoDjInLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Db21wbGV0aW9uU3RhdHVzQgq6SAeCAQQQASAAEh4KDWZpbmlzaF9yZWFzb24YAiABKAlCB7pIBHICGEASHgoWZ2VuZXJhdGlvbl90b2tlbl9jb3VudBgDIAEoDRIcChR3ZWlnaHRfdmVyc2lvbl9jb3VudBgEIAEoDSp4ChBDb21wbGV0aW9uU3RhdHVzEiEKHUNPTVBMRVRJT05fU1RBVFVTX1VOU1BFQ0lGSUVEEAASHwobQ09NUExFVElPTl9TVEFUVVNfQ09NUExFVEVEEAESIAocQ09NUExFVElPTl9TVEFUVVNfSU5DT01QTEVURRACYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_replay_summary, file_google_protobuf_timestamp]);
+  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FsbF9yZWNvcmQucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSLWAgoKQ2FsbFJlY29yZBI7CgZjb29yZHMYASABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzQga6SAPIAQESHwoLcmVzcG9uc2VfaWQYAiABKAlCCrpIB3IFEAEYgAISNgoKYWRtaXRfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARI9CgxmaW5nZXJwcmludHMYBCABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbEZpbmdlcnByaW50cxI9Cgpjb21wbGV0aW9uGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbXBsZXRpb25CBrpIA8gBARI0CgZyZXBsYXkYBiABKAsyJC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVwbGF5U3VtbWFyeSLoAgoQQ2FsbEZpbmdlcnByaW50cxIYCgd2ZXJzaW9uGAEgASgNQge6SAQqAigBEncKBm91dHB1dBgCIAEoDEJnukhkugFhCh9jYWxsX2ZpbmdlcnByaW50cy5vdXRwdXQubGVuZ3RoEhltdXN0IGJlIDMyIGJ5dGVzIG9yIGVtcHR5GiNzaXplKHRoaXMpID09IDAgfHwgc2l6ZSh0aGlzKSA9PSAzMhKDAQoMY29udGludWF0aW9uGAMgASgMQm26SGq6AWcKJWNhbGxfZmluZ2VycHJpbnRzLmNvbnRpbnVhdGlvbi5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEhoKEmNvbnRleHRfaXRlbV9jb3VudBgEIAEoDRIfCg5jb250ZXh0X2RpZ2VzdBgFIAEoDEIHukgEegJoIGIGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_completion, file_callforest_capture_v1_replay_summary, file_google_protobuf_timestamp]);
 
 /**
  * CallRecord is the ledger's row for one committed call: where its tokens are and what identifies it,
@@ -126,81 +128,4 @@ export type CallFingerprints = Message<"callforest.capture.v1.CallFingerprints">
  */
 export const CallFingerprintsSchema: GenMessage<CallFingerprints> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_call_record, 1);
-
-/**
- * Completion says how a generation ended.
- *
- * @generated from message callforest.capture.v1.Completion
- */
-export type Completion = Message<"callforest.capture.v1.Completion"> & {
-  /**
-   * status is the served status.
-   *
-   * @generated from field: callforest.capture.v1.CompletionStatus status = 1;
-   */
-  status: CompletionStatus;
-
-  /**
-   * finish_reason is the served reason, for instance "stop", "length" or "tool_calls".
-   *
-   * @generated from field: string finish_reason = 2;
-   */
-  finishReason: string;
-
-  /**
-   * generation_token_count is the number of sampled tokens.
-   *
-   * @generated from field: uint32 generation_token_count = 3;
-   */
-  generationTokenCount: number;
-
-  /**
-   * weight_version_count is the number of weight versions that sampled a part of the generation: 1, or
-   * more when it straddled an update.
-   *
-   * @generated from field: uint32 weight_version_count = 4;
-   */
-  weightVersionCount: number;
-};
-
-/**
- * Describes the message callforest.capture.v1.Completion.
- * Use `create(CompletionSchema)` to create a new message.
- */
-export const CompletionSchema: GenMessage<Completion> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_call_record, 2);
-
-/**
- * CompletionStatus is the served status of a generation.
- *
- * @generated from enum callforest.capture.v1.CompletionStatus
- */
-export enum CompletionStatus {
-  /**
-   * COMPLETION_STATUS_UNSPECIFIED is never stored.
-   *
-   * @generated from enum value: COMPLETION_STATUS_UNSPECIFIED = 0;
-   */
-  UNSPECIFIED = 0,
-
-  /**
-   * COMPLETION_STATUS_COMPLETED: the model ended its turn.
-   *
-   * @generated from enum value: COMPLETION_STATUS_COMPLETED = 1;
-   */
-  COMPLETED = 1,
-
-  /**
-   * COMPLETION_STATUS_INCOMPLETE: the generation was cut; finish_reason says by what.
-   *
-   * @generated from enum value: COMPLETION_STATUS_INCOMPLETE = 2;
-   */
-  INCOMPLETE = 2,
-}
-
-/**
- * Describes the enum callforest.capture.v1.CompletionStatus.
- */
-export const CompletionStatusSchema: GenEnum<CompletionStatus> = /*@__PURE__*/
-  enumDesc(file_callforest_capture_v1_call_record, 0);
 

@@ -11,7 +11,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/frame.proto.
  */
 export const file_callforest_capture_v1_frame: GenFile = /*@__PURE__*/
-  fileDesc("CiFjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZnJhbWUucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSJHCgpGcmFtZUJlZ2luEiAKCnNpemVfYnl0ZXMYASABKARCDLpICTIHGICAgCAoARIXCgZzaGEyNTYYAiABKAxCB7pIBHoCaCAiKgoKRnJhbWVDaHVuaxIcCgdjb250ZW50GAEgASgMQgu6SAh6BhABGICAQCIKCghGcmFtZUVuZGIGcHJvdG8z", [file_buf_validate_validate]);
+  fileDesc("CiFjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZnJhbWUucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSJHCgpGcmFtZUJlZ2luEiAKCnNpemVfYnl0ZXMYASABKARCDLpICTIHGICAgCAoARIXCgZzaGEyNTYYAiABKAxCB7pIBHoCaCAiKgoKRnJhbWVDaHVuaxIcCgdjb250ZW50GAEgASgMQgu6SAh6BhABGIDgPyIKCghGcmFtZUVuZGIGcHJvdG8z", [file_buf_validate_validate]);
 
 /**
  * FrameBegin announces an item or a result that is too large for one message: its serialized payload
@@ -50,7 +50,8 @@ export const FrameBeginSchema: GenMessage<FrameBegin> = /*@__PURE__*/
  */
 export type FrameChunk = Message<"callforest.capture.v1.FrameChunk"> & {
   /**
-   * content follows directly on the chunk before. At most 1 MiB less the room for its envelope.
+   * content follows directly on the chunk before. At most 1 MiB less 4 KiB, which leaves room for
+   * its envelope.
    *
    * @generated from field: bytes content = 1;
    */

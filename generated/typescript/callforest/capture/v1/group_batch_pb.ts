@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/group_batch.proto.
  */
 export const file_callforest_capture_v1_group_batch: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZ3JvdXBfYmF0Y2gucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSLUAQoKR3JvdXBCYXRjaBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSMAoIcmVjZWlwdHMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdBIzCghzZWdtZW50cxgEIAMoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5TdGFnZWRDYWxsEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhMKC2Ryb3BfcmVhc29uGAYgASgJIoABCgNSb3cSDgoGcm93X2lkGAEgASgJEgwKBHNsb3QYAiABKA0SLQoFc3BhbnMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93U3BhbhIsCgRraW5kGAQgASgOMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvd0tpbmQiMwoHUm93U3BhbhIVCg1zZWdtZW50X2luZGV4GAEgASgNEhEKCW93bnNfbG9zcxgCIAEoCCpqCgdSb3dLaW5kEhgKFFJPV19LSU5EX1VOU1BFQ0lGSUVEEAASFQoRUk9XX0tJTkRfVFJBSU5JTkcQARIYChRST1dfS0lORF9QTEFDRUhPTERFUhACEhQKEFJPV19LSU5EX1BBRERJTkcQA2IGcHJvdG8z", [file_callforest_capture_v1_receipt, file_callforest_capture_v1_staged_call]);
+  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZ3JvdXBfYmF0Y2gucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSLqAQoKR3JvdXBCYXRjaBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSMAoIcmVjZWlwdHMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdBIzCghzZWdtZW50cxgEIAMoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5TdGFnZWRDYWxsEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhMKC2Ryb3BfcmVhc29uGAYgASgJEhQKDHJvd19tdWx0aXBsZRgHIAEoDSKOAQoDUm93Eg4KBnJvd19pZBgBIAEoCRIRCgRzbG90GAIgASgNSACIAQESLQoFc3BhbnMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93U3BhbhIsCgRraW5kGAQgASgOMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvd0tpbmRCBwoFX3Nsb3QiMwoHUm93U3BhbhIVCg1zZWdtZW50X2luZGV4GAEgASgNEhEKCW93bnNfbG9zcxgCIAEoCCpqCgdSb3dLaW5kEhgKFFJPV19LSU5EX1VOU1BFQ0lGSUVEEAASFQoRUk9XX0tJTkRfVFJBSU5JTkcQARIYChRST1dfS0lORF9QTEFDRUhPTERFUhACEhQKEFJPV19LSU5EX1BBRERJTkcQA2IGcHJvdG8z", [file_callforest_capture_v1_receipt, file_callforest_capture_v1_staged_call]);
 
 /**
  * GroupBatch is the unit of publication: all rows of one group, visible together or not at all. Its
@@ -24,7 +24,7 @@ export const file_callforest_capture_v1_group_batch: GenFile = /*@__PURE__*/
  */
 export type GroupBatch = Message<"callforest.capture.v1.GroupBatch"> & {
   /**
-   * cursor is the batch's position in the row log; positions rise by one.
+   * cursor is the batch's position in the tenant's row log: 1, 2, 3, and so on.
    *
    * @generated from field: uint64 cursor = 1;
    */
@@ -45,14 +45,14 @@ export type GroupBatch = Message<"callforest.capture.v1.GroupBatch"> & {
   receipts: Receipt[];
 
   /**
-   * segments are the unique calls, each once, without their served responses and extras.
+   * segments are the unique calls, each once, without their served responses.
    *
    * @generated from field: repeated callforest.capture.v1.StagedCall segments = 4;
    */
   segments: StagedCall[];
 
   /**
-   * rows are the training rows, in the order of their ids.
+   * rows are the training rows, by slot and then by place within the slot; padding comes last.
    *
    * @generated from field: repeated callforest.capture.v1.Row rows = 5;
    */
@@ -65,6 +65,13 @@ export type GroupBatch = Message<"callforest.capture.v1.GroupBatch"> & {
    * @generated from field: string drop_reason = 6;
    */
   dropReason: string;
+
+  /**
+   * row_multiple is what the number of rows was padded to a multiple of.
+   *
+   * @generated from field: uint32 row_multiple = 7;
+   */
+  rowMultiple: number;
 };
 
 /**
@@ -89,11 +96,11 @@ export type Row = Message<"callforest.capture.v1.Row"> & {
   rowId: string;
 
   /**
-   * slot is the rollout that the row belongs to.
+   * slot is the rollout that the row belongs to; absent for padding.
    *
-   * @generated from field: uint32 slot = 2;
+   * @generated from field: optional uint32 slot = 2;
    */
-  slot: number;
+  slot?: number | undefined;
 
   /**
    * spans are the path's segments from the root to the endpoint.

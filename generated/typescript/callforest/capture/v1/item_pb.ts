@@ -11,7 +11,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/item.proto.
  */
 export const file_callforest_capture_v1_item: GenFile = /*@__PURE__*/
-  fileDesc("CiBjYWxsZm9yZXN0L2NhcHR1cmUvdjEvaXRlbS5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIo0BCgtJdGVtQ29udGV4dBIQCghzZXF1ZW5jZRgBIAEoBBIsCgZ0ZW5hbnQYAiABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSIAoKdGltZW91dF9tcxgDIAEoDUIMukgJKgcYgN3bASgBEhwKC3RyYWNlcGFyZW50GAQgASgJQge6SARyAhhAIgwKCkl0ZW1DYW5jZWxiBnByb3RvMw", [file_buf_validate_validate]);
+  fileDesc("CiBjYWxsZm9yZXN0L2NhcHR1cmUvdjEvaXRlbS5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIosBCgtJdGVtQ29udGV4dBIQCghzZXF1ZW5jZRgBIAEoBBIsCgZ0ZW5hbnQYAiABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSHgoKdGltZW91dF9tcxgDIAEoDUIKukgHKgUYgN3bARIcCgt0cmFjZXBhcmVudBgEIAEoCUIHukgEcgIYQCIMCgpJdGVtQ2FuY2VsYgZwcm90bzM", [file_buf_validate_validate]);
 
 /**
  * ItemContext travels with every item of a coalesced stream, since one message mixes many callers.
@@ -20,7 +20,8 @@ export const file_callforest_capture_v1_item: GenFile = /*@__PURE__*/
  */
 export type ItemContext = Message<"callforest.capture.v1.ItemContext"> & {
   /**
-   * sequence is chosen by the client, unique within the stream; the result repeats it.
+   * sequence is chosen by the client and rises with each new item of the stream, never reused; the
+   * result repeats it.
    *
    * @generated from field: uint64 sequence = 1;
    */
@@ -34,8 +35,9 @@ export type ItemContext = Message<"callforest.capture.v1.ItemContext"> & {
   tenant: string;
 
   /**
-   * timeout_ms is how long the item may take, from its arrival. At its end the item's result is
-   * DEADLINE_EXCEEDED; a write that had begun still finishes.
+   * timeout_ms is how long the item may take, counted from the arrival of its payload or of its
+   * FrameBegin, which need it; later frames and a cancel may leave it out. At its end the item's result
+   * is DEADLINE_EXCEEDED; a write that had begun still finishes.
    *
    * @generated from field: uint32 timeout_ms = 3;
    */
@@ -57,8 +59,8 @@ export const ItemContextSchema: GenMessage<ItemContext> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_item, 0);
 
 /**
- * ItemCancel ends an item that the client no longer wants. Its result is CANCELLED, unless it was done
- * already. Writes that had begun still finish.
+ * ItemCancel ends an item that the client no longer wants. It has no result of its own: the item's is
+ * CANCELLED, unless it was done already. Writes that had begun still finish.
  *
  * @generated from message callforest.capture.v1.ItemCancel
  */

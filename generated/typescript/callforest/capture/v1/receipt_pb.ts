@@ -10,7 +10,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/receipt.proto.
  */
 export const file_callforest_capture_v1_receipt: GenFile = /*@__PURE__*/
-  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIrUDCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKARCEwoRX3Rlcm1pbmFsX2NhbGxfaWQiQAoLUmVjZWlwdENhbGwSDwoHY2FsbF9pZBgBIAEoCRIOCgZkaWdlc3QYAiABKAwSEAoIc2VsZWN0ZWQYAyABKAhiBnByb3RvMw");
+  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIskDCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCUITChFfdGVybWluYWxfY2FsbF9pZCJACgtSZWNlaXB0Q2FsbBIPCgdjYWxsX2lkGAEgASgJEg4KBmRpZ2VzdBgCIAEoDBIQCghzZWxlY3RlZBgDIAEoCGIGcHJvdG8z");
 
 /**
  * Receipt says what a rollout contributes to training and why.
@@ -82,7 +82,7 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
   maskReason: string;
 
   /**
-   * mask_detail tells a person more.
+   * mask_detail tells a person more. No digest covers it.
    *
    * @generated from field: string mask_detail = 10;
    */
@@ -143,6 +143,14 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
    * @generated from field: uint64 total_token_count = 18;
    */
   totalTokenCount: bigint;
+
+  /**
+   * mask_cause is the first failure row's reason, with the worker's own behind a slash; empty when the
+   * attempt has no failure row. No digest covers it.
+   *
+   * @generated from field: string mask_cause = 19;
+   */
+  maskCause: string;
 };
 
 /**

@@ -5,13 +5,15 @@
 import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
+import type { Completion } from "./completion_pb.js";
+import { file_callforest_capture_v1_completion } from "./completion_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file callforest/capture/v1/staged_call.proto.
  */
 export const file_callforest_capture_v1_staged_call: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvc3RhZ2VkX2NhbGwucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSKmBwoKU3RhZ2VkQ2FsbBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBInCg5wYXJlbnRfY2FsbF9pZBgDIAEoCUIKukgHcgUQARiAAUgAiAEBEiUKEHByZXZfdG9rZW5fY291bnQYBCABKARCC7pICDIGGP////8PEhkKEWNhcnJ5X3Rva2VuX2NvdW50GAUgASgNEhYKDndlaWdodF92ZXJzaW9uGAYgASgEEh8KCXRva2VuX2lkcxgHIAEoDEIMukgJegcQBBiAgIAQEnUKCGxvZ3Byb2JzGAggASgMQmO6SGC6AVYKGnN0YWdlZF9jYWxsLmxvZ3Byb2JzLndvcmRzEiNsb2dwcm9icyBtdXN0IGJlIHdob2xlIDQtYnl0ZSB3b3JkcxoTc2l6ZSh0aGlzKSAlIDQgPT0gMHoFGICAgBASHAoGZXh0cmFzGAkgASgMQgy6SAl6BxABGICAgBASFwoGZGlnZXN0GAogASgMQge6SAR6AmggEh4KDWV4dHJhc19kaWdlc3QYCyABKAxCB7pIBHoCaCASGwoKY2hhaW5faGFzaBgMIAEoDEIHukgEegJoIBIgCg9jdW11bGF0aXZlX2hhc2gYDSABKAxCB7pIBHoCaCASIwoPc2VydmVkX3Jlc3BvbnNlGA4gASgMQgq6SAd6BRiAgIAQOsgCukjEAhqHAQoSc3RhZ2VkX2NhbGwucGFyZW50EjdhIHJvb3QgaGFzIG5vIGluaGVyaXRlZCB0b2tlbnMsIGEgY29udGludWF0aW9uIGhhcyBzb21lGjhoYXModGhpcy5wYXJlbnRfY2FsbF9pZCkgPT0gKHRoaXMucHJldl90b2tlbl9jb3VudCA+IDB1KRq3AQoTc3RhZ2VkX2NhbGwuY29sdW1ucxJDdG9rZW5faWRzIG11c3QgYmUgNCBieXRlcyBmb3IgZWFjaCBjYXJyaWVkIGFuZCBlYWNoIGdlbmVyYXRlZCB0b2tlbhpbdWludChzaXplKHRoaXMudG9rZW5faWRzKSkgPT0gdWludCh0aGlzLmNhcnJ5X3Rva2VuX2NvdW50KSAqIDR1ICsgdWludChzaXplKHRoaXMubG9ncHJvYnMpKUIRCg9fcGFyZW50X2NhbGxfaWRiBnByb3RvMw", [file_buf_validate_validate]);
+  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvc3RhZ2VkX2NhbGwucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSLIBQoKU3RhZ2VkQ2FsbBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBInCg5wYXJlbnRfY2FsbF9pZBgDIAEoCUIKukgHcgUQARiAAUgBiAEBEiUKEHByZXZfdG9rZW5fY291bnQYBCABKARCC7pICDIGGP////8PEhYKDndlaWdodF92ZXJzaW9uGAUgASgEEjwKCWNhbm9uaWNhbBgGIAEoCzInLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYW5vbmljYWxDb2x1bW5zSAASHAoGZXh0cmFzGAcgASgMQgy6SAl6BxABGICAgAgSFwoGZGlnZXN0GAggASgMQge6SAR6AmggEh4KDWV4dHJhc19kaWdlc3QYCSABKAxCB7pIBHoCaCASGwoKY2hhaW5faGFzaBgKIAEoDEIHukgEegJoIBIgCg9jdW11bGF0aXZlX2hhc2gYCyABKAxCB7pIBHoCaCASIwoPc2VydmVkX3Jlc3BvbnNlGAwgASgMQgq6SAd6BRiAgIAIEj0KCmNvbXBsZXRpb24YDSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tcGxldGlvbkIGukgDyAEBOo4BukiKARqHAQoSc3RhZ2VkX2NhbGwucGFyZW50EjdhIHJvb3QgaGFzIG5vIGluaGVyaXRlZCB0b2tlbnMsIGEgY29udGludWF0aW9uIGhhcyBzb21lGjhoYXModGhpcy5wYXJlbnRfY2FsbF9pZCkgPT0gKHRoaXMucHJldl90b2tlbl9jb3VudCA+IDB1KUIQCgdjb2x1bW5zEgW6SAIIAUIRCg9fcGFyZW50X2NhbGxfaWQi9gMKEENhbm9uaWNhbENvbHVtbnMSGQoRY2FycnlfdG9rZW5fY291bnQYASABKA0SgAEKCXRva2VuX2lkcxgCIAEoDEJtukhqugFeCiFjYW5vbmljYWxfY29sdW1ucy50b2tlbl9pZHMud29yZHMSJHRva2VuX2lkcyBtdXN0IGJlIHdob2xlIDQtYnl0ZSB3b3JkcxoTc2l6ZSh0aGlzKSAlIDQgPT0gMHoHEAQYgICACBJ7Cghsb2dwcm9icxgDIAEoDEJpukhmugFcCiBjYW5vbmljYWxfY29sdW1ucy5sb2dwcm9icy53b3JkcxIjbG9ncHJvYnMgbXVzdCBiZSB3aG9sZSA0LWJ5dGUgd29yZHMaE3NpemUodGhpcykgJSA0ID09IDB6BRiAgIAIOsYBukjCARq/AQoZY2Fub25pY2FsX2NvbHVtbnMubGVuZ3RocxJFdG9rZW5faWRzIG11c3QgaGF2ZSA0IGJ5dGVzIGZvciBlYWNoIGNhcnJpZWQgYW5kIGVhY2ggZ2VuZXJhdGVkIHRva2VuGlt1aW50KHNpemUodGhpcy50b2tlbl9pZHMpKSA9PSB1aW50KHRoaXMuY2FycnlfdG9rZW5fY291bnQpICogNHUgKyB1aW50KHNpemUodGhpcy5sb2dwcm9icykpYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_completion]);
 
 /**
  * StagedCall is what one call adds to its conversation: the carry (new prompt tokens, which have no
@@ -50,68 +52,60 @@ export type StagedCall = Message<"callforest.capture.v1.StagedCall"> & {
   prevTokenCount: bigint;
 
   /**
-   * carry_token_count is the number of new prompt tokens at the head of token_ids.
-   *
-   * @generated from field: uint32 carry_token_count = 5;
-   */
-  carryTokenCount: number;
-
-  /**
    * weight_version is the version of the weights when the call began.
    *
-   * @generated from field: uint64 weight_version = 6;
+   * @generated from field: uint64 weight_version = 5;
    */
   weightVersion: bigint;
 
   /**
-   * token_ids are the delta's tokens, carry then generation: little-endian 32-bit words, 4 bytes each
-   * (the same bytes as packed fixed32).
+   * columns are the delta's tokens.
    *
-   * @generated from field: bytes token_ids = 7;
+   * @generated from oneof callforest.capture.v1.StagedCall.columns
    */
-  tokenIds: Uint8Array;
-
-  /**
-   * logprobs are the log-probabilities of the generated tokens alone: little-endian IEEE 754 single
-   * precision, 4 bytes each, finite.
-   *
-   * @generated from field: bytes logprobs = 8;
-   */
-  logprobs: Uint8Array;
+  columns: {
+    /**
+     * canonical is carry then generation, as every engine makes it.
+     *
+     * @generated from field: callforest.capture.v1.CanonicalColumns canonical = 6;
+     */
+    value: CanonicalColumns;
+    case: "canonical";
+  } | { case: undefined; value?: undefined };
 
   /**
    * extras hold what else belongs to the call (sampling parameters, log-probability mode, weight
    * version spans, routes), in the canonical encoding of docs/protocol.md, section "Extras".
    *
-   * @generated from field: bytes extras = 9;
+   * @generated from field: bytes extras = 7;
    */
   extras: Uint8Array;
 
   /**
    * digest is the SHA-256 of the whole call: identity, counts, columns, weight version, hashes.
    *
-   * @generated from field: bytes digest = 10;
+   * @generated from field: bytes digest = 8;
    */
   digest: Uint8Array;
 
   /**
    * extras_digest is the SHA-256 of extras.
    *
-   * @generated from field: bytes extras_digest = 11;
+   * @generated from field: bytes extras_digest = 9;
    */
   extrasDigest: Uint8Array;
 
   /**
    * chain_hash is the SHA-256 of the parent's chain_hash and this delta's tokens.
    *
-   * @generated from field: bytes chain_hash = 12;
+   * @generated from field: bytes chain_hash = 10;
    */
   chainHash: Uint8Array;
 
   /**
    * cumulative_hash is the SHA-256 of every token from the root to the end of this call.
    *
-   * @generated from field: bytes cumulative_hash = 13;
+   * @generated from field: bytes cumulative_hash = 11;
    */
   cumulativeHash: Uint8Array;
 
@@ -119,9 +113,16 @@ export type StagedCall = Message<"callforest.capture.v1.StagedCall"> & {
    * served_response is the response that the harness got, JSON bytes. No digest covers it. It is empty
    * in rows.
    *
-   * @generated from field: bytes served_response = 14;
+   * @generated from field: bytes served_response = 12;
    */
   servedResponse: Uint8Array;
+
+  /**
+   * completion says how the generation ended. No digest covers it.
+   *
+   * @generated from field: callforest.capture.v1.Completion completion = 13;
+   */
+  completion?: Completion | undefined;
 };
 
 /**
@@ -130,4 +131,40 @@ export type StagedCall = Message<"callforest.capture.v1.StagedCall"> & {
  */
 export const StagedCallSchema: GenMessage<StagedCall> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_staged_call, 0);
+
+/**
+ * CanonicalColumns are a delta as carry then generation. All words are little-endian.
+ *
+ * @generated from message callforest.capture.v1.CanonicalColumns
+ */
+export type CanonicalColumns = Message<"callforest.capture.v1.CanonicalColumns"> & {
+  /**
+   * carry_token_count is the number of new prompt tokens at the head of token_ids.
+   *
+   * @generated from field: uint32 carry_token_count = 1;
+   */
+  carryTokenCount: number;
+
+  /**
+   * token_ids are carry then generation, 32-bit words, 4 bytes each (the same bytes as packed fixed32).
+   *
+   * @generated from field: bytes token_ids = 2;
+   */
+  tokenIds: Uint8Array;
+
+  /**
+   * logprobs are the log-probabilities of the generated tokens alone, IEEE 754 single precision, 4 bytes
+   * each, finite.
+   *
+   * @generated from field: bytes logprobs = 3;
+   */
+  logprobs: Uint8Array;
+};
+
+/**
+ * Describes the message callforest.capture.v1.CanonicalColumns.
+ * Use `create(CanonicalColumnsSchema)` to create a new message.
+ */
+export const CanonicalColumnsSchema: GenMessage<CanonicalColumns> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_staged_call, 1);
 

@@ -17,7 +17,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/finalizer/v1/finalizer_service.proto.
  */
 export const file_callforest_finalizer_v1_finalizer_service: GenFile = /*@__PURE__*/
-  fileDesc("Ci9jYWxsZm9yZXN0L2ZpbmFsaXplci92MS9maW5hbGl6ZXJfc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEioQMKFkZpbmFsaXplUm9sbG91dFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSMgoKcm9sbG91dF9pZBgDIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhcKBHNsb3QYBCABKA1CCbpIBioEEICABBIzCgtjYXB0dXJlX2tleRgFIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEg0KBWVwb2NoGAYgASgEEhAKCHJldmlzaW9uGAcgASgEEhcKBnJld2FyZBgIIAEoAUIHukgEEgJAARItChRkZWNsYXJlZF9yZXNwb25zZV9pZBgJIAEoCUIKukgHcgUQARiAAkgAiAEBEiMKD3Njb3JlZF9yZXNwb25zZRgKIAEoDEIKukgHegUYgICAAUIXChVfZGVjbGFyZWRfcmVzcG9uc2VfaWQiSgoXRmluYWxpemVSb2xsb3V0UmVzcG9uc2USLwoHcmVjZWlwdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5SZWNlaXB0IpkBChRGaW5hbGl6ZUdyb3VwUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMAoIZ3JvdXBfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIhCg1yb2xsb3V0X2NvdW50GAMgASgNQgq6SAcqBRiAICgBIk0KFUZpbmFsaXplR3JvdXBSZXNwb25zZRIOCgZjdXJzb3IYASABKAQSDwoHcm93X2lkcxgCIAMoCRITCgtkcm9wX3JlYXNvbhgDIAEoCSLTAQoUU3Vic2NyaWJlUm93c1JlcXVlc3QSOwoFc3RhcnQYASABKAsyKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TdGFydFN1YnNjcmlwdGlvbkgAEjQKBmNyZWRpdBgCIAEoCzIiLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd0NyZWRpdEgAEjcKBmNvbW1pdBgDIAEoCzIlLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkNvbW1pdEN1cnNvckgAQg8KBmFjdGlvbhIFukgCCAEinwEKEVN0YXJ0U3Vic2NyaXB0aW9uEiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghjb25zdW1lchgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhkKDGFmdGVyX2N1cnNvchgDIAEoBEgAiAEBQg8KDV9hZnRlcl9jdXJzb3IiJwoJUm93Q3JlZGl0EhoKBmdyb3VwcxgBIAEoDUIKukgHKgUYgAgoASIeCgxDb21taXRDdXJzb3ISDgoGY3Vyc29yGAEgASgEIqgCChVTdWJzY3JpYmVSb3dzUmVzcG9uc2USMgoFYmF0Y2gYASABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCYXRjaEgAEjIKBWJlZ2luGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAQgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSAASOgoJY29tbWl0dGVkGAUgASgLMiUuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuQ29tbWl0Q3Vyc29ySABCBwoFZXZlbnQipwEKEUdldFJlY2VpcHRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghncm91cF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEjIKCnJvbGxvdXRfaWQYAyABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJFChJHZXRSZWNlaXB0UmVzcG9uc2USLwoHcmVjZWlwdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5SZWNlaXB0MucDChBGaW5hbGl6ZXJTZXJ2aWNlEnkKD0ZpbmFsaXplUm9sbG91dBIvLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplUm9sbG91dFJlcXVlc3QaMC5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5GaW5hbGl6ZVJvbGxvdXRSZXNwb25zZSIDkAICEnMKDUZpbmFsaXplR3JvdXASLS5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5GaW5hbGl6ZUdyb3VwUmVxdWVzdBouLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplR3JvdXBSZXNwb25zZSIDkAICEncKDVN1YnNjcmliZVJvd3MSLS5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TdWJzY3JpYmVSb3dzUmVxdWVzdBouLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlN1YnNjcmliZVJvd3NSZXNwb25zZSIDkAICKAEwARJqCgpHZXRSZWNlaXB0EiouY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0UmVjZWlwdFJlcXVlc3QaKy5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5HZXRSZWNlaXB0UmVzcG9uc2UiA5ACAWIGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_frame, file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt]);
+  fileDesc("Ci9jYWxsZm9yZXN0L2ZpbmFsaXplci92MS9maW5hbGl6ZXJfc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEiuAQKFkZpbmFsaXplUm9sbG91dFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQStAEKCnJvbGxvdXRfaWQYAyABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSFgoEc2xvdBgEIAEoDUIIukgFKgMQgCASOAoLY2FwdHVyZV9rZXkYBSABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJEgAiAEBEg0KBWVwb2NoGAYgASgEEhAKCHJldmlzaW9uGAcgASgEEhcKBnJld2FyZBgIIAEoAUIHukgEEgJAARItChRkZWNsYXJlZF9yZXNwb25zZV9pZBgJIAEoCUIKukgHcgUQARiAAkgBiAEBEiMKD3Njb3JlZF9yZXNwb25zZRgKIAEoDEIKukgHegUYgICAAUIOCgxfY2FwdHVyZV9rZXlCFwoVX2RlY2xhcmVkX3Jlc3BvbnNlX2lkIkoKF0ZpbmFsaXplUm9sbG91dFJlc3BvbnNlEi8KB3JlY2VpcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdCK7AQoURmluYWxpemVHcm91cFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSIQoNcm9sbG91dF9jb3VudBgDIAEoDUIKukgHKgUYgCAoARIgCg5hYmFuZG9uX3JlYXNvbhgEIAEoCUIIukgFcgMYgAEiTQoVRmluYWxpemVHcm91cFJlc3BvbnNlEg4KBmN1cnNvchgBIAEoBBIPCgdyb3dfaWRzGAIgAygJEhMKC2Ryb3BfcmVhc29uGAMgASgJItMBChRTdWJzY3JpYmVSb3dzUmVxdWVzdBI7CgVzdGFydBgBIAEoCzIqLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlN0YXJ0U3Vic2NyaXB0aW9uSAASNAoGY3JlZGl0GAIgASgLMiIuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuUm93Q3JlZGl0SAASNwoGY29tbWl0GAMgASgLMiUuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuQ29tbWl0Q3Vyc29ySABCDwoGYWN0aW9uEgW6SAIIASKfAQoRU3RhcnRTdWJzY3JpcHRpb24SLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGNvbnN1bWVyGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSGQoMYWZ0ZXJfY3Vyc29yGAMgASgESACIAQFCDwoNX2FmdGVyX2N1cnNvciInCglSb3dDcmVkaXQSGgoGZ3JvdXBzGAEgASgNQgq6SAcqBRiACCgBIh4KDENvbW1pdEN1cnNvchIOCgZjdXJzb3IYASABKAQiqAIKFVN1YnNjcmliZVJvd3NSZXNwb25zZRIyCgViYXRjaBgBIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Hcm91cEJhdGNoSAASMgoFYmVnaW4YAiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBCABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIABI6Cgljb21taXR0ZWQYBSABKAsyJS5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5Db21taXRDdXJzb3JIAEIHCgVldmVudCJAChBHZXRSb3dMb2dSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJCJUChFHZXRSb3dMb2dSZXNwb25zZRITCgtoZWFkX2N1cnNvchgBIAEoBBIYChBjb21taXR0ZWRfY3Vyc29yGAIgASgEEhAKCGNvbnN1bWVyGAMgASgJInUKEUdldFJlY2VpcHRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIyCgpyb2xsb3V0X2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiRQoSR2V0UmVjZWlwdFJlc3BvbnNlEi8KB3JlY2VpcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdDLQBAoQRmluYWxpemVyU2VydmljZRJ5Cg9GaW5hbGl6ZVJvbGxvdXQSLy5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5GaW5hbGl6ZVJvbGxvdXRSZXF1ZXN0GjAuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVSb2xsb3V0UmVzcG9uc2UiA5ACAhJzCg1GaW5hbGl6ZUdyb3VwEi0uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVHcm91cFJlcXVlc3QaLi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5GaW5hbGl6ZUdyb3VwUmVzcG9uc2UiA5ACAhJ3Cg1TdWJzY3JpYmVSb3dzEi0uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuU3Vic2NyaWJlUm93c1JlcXVlc3QaLi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TdWJzY3JpYmVSb3dzUmVzcG9uc2UiA5ACAigBMAESZwoJR2V0Um93TG9nEikuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0Um93TG9nUmVxdWVzdBoqLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJvd0xvZ1Jlc3BvbnNlIgOQAgESagoKR2V0UmVjZWlwdBIqLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJlY2VpcHRSZXF1ZXN0GisuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0UmVjZWlwdFJlc3BvbnNlIgOQAgFiBnByb3RvMw", [file_buf_validate_validate, file_callforest_capture_v1_frame, file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt]);
 
 /**
  * FinalizeRolloutRequest names a sealed attempt and how it ended.
@@ -40,7 +40,7 @@ export type FinalizeRolloutRequest = Message<"callforest.finalizer.v1.FinalizeRo
   groupId: string;
 
   /**
-   * rollout_id names the logical rollout.
+   * rollout_id names the logical rollout. It has one receipt, in one slot of one group.
    *
    * @generated from field: string rollout_id = 3;
    */
@@ -54,11 +54,12 @@ export type FinalizeRolloutRequest = Message<"callforest.finalizer.v1.FinalizeRo
   slot: number;
 
   /**
-   * capture_key names the sealed attempt.
+   * capture_key names the sealed attempt, which must be the rollout's last. Absent when the rollout
+   * never opened one: its receipt is masked.
    *
-   * @generated from field: string capture_key = 5;
+   * @generated from field: optional string capture_key = 5;
    */
-  captureKey: string;
+  captureKey?: string | undefined;
 
   /**
    * epoch is the sealed attempt's epoch.
@@ -152,6 +153,13 @@ export type FinalizeGroupRequest = Message<"callforest.finalizer.v1.FinalizeGrou
    * @generated from field: uint32 rollout_count = 3;
    */
   rolloutCount: number;
+
+  /**
+   * abandon_reason drops the group, complete or not; empty to publish it.
+   *
+   * @generated from field: string abandon_reason = 4;
+   */
+  abandonReason: string;
 };
 
 /**
@@ -262,8 +270,8 @@ export type StartSubscription = Message<"callforest.finalizer.v1.StartSubscripti
   consumer: string;
 
   /**
-   * after_cursor is where to go on: groups behind it are sent. It may lie before the committed cursor
-   * only down to what is still kept. Absent: behind the committed cursor.
+   * after_cursor is where to go on: groups behind it are sent. It must not lie before the committed
+   * cursor or beyond the log's head; 0 is before the first group. Absent: the committed cursor.
    *
    * @generated from field: optional uint64 after_cursor = 3;
    */
@@ -284,7 +292,7 @@ export const StartSubscriptionSchema: GenMessage<StartSubscription> = /*@__PURE_
  */
 export type RowCredit = Message<"callforest.finalizer.v1.RowCredit"> & {
   /**
-   * groups is how many more groups may be outstanding.
+   * groups is how many more groups may be sent.
    *
    * @generated from field: uint32 groups = 1;
    */
@@ -299,13 +307,14 @@ export const RowCreditSchema: GenMessage<RowCredit> = /*@__PURE__*/
   messageDesc(file_callforest_finalizer_v1_finalizer_service, 6);
 
 /**
- * CommitCursor marks groups as consumed: they are never sent again, and their staged calls go.
+ * CommitCursor marks groups as consumed: they are never sent again, and their staged calls go. At or
+ * below the committed cursor it changes nothing and is confirmed.
  *
  * @generated from message callforest.finalizer.v1.CommitCursor
  */
 export type CommitCursor = Message<"callforest.finalizer.v1.CommitCursor"> & {
   /**
-   * cursor is the last consumed position.
+   * cursor is the last consumed position, at most the last that this stream sent or started behind.
    *
    * @generated from field: uint64 cursor = 1;
    */
@@ -381,6 +390,62 @@ export const SubscribeRowsResponseSchema: GenMessage<SubscribeRowsResponse> = /*
   messageDesc(file_callforest_finalizer_v1_finalizer_service, 8);
 
 /**
+ * GetRowLogRequest names the tenant.
+ *
+ * @generated from message callforest.finalizer.v1.GetRowLogRequest
+ */
+export type GetRowLogRequest = Message<"callforest.finalizer.v1.GetRowLogRequest"> & {
+  /**
+   * tenant owns the log.
+   *
+   * @generated from field: string tenant = 1;
+   */
+  tenant: string;
+};
+
+/**
+ * Describes the message callforest.finalizer.v1.GetRowLogRequest.
+ * Use `create(GetRowLogRequestSchema)` to create a new message.
+ */
+export const GetRowLogRequestSchema: GenMessage<GetRowLogRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 9);
+
+/**
+ * GetRowLogResponse says how far the row log and its consumer are.
+ *
+ * @generated from message callforest.finalizer.v1.GetRowLogResponse
+ */
+export type GetRowLogResponse = Message<"callforest.finalizer.v1.GetRowLogResponse"> & {
+  /**
+   * head_cursor is the last published position; 0 when nothing was published.
+   *
+   * @generated from field: uint64 head_cursor = 1;
+   */
+  headCursor: bigint;
+
+  /**
+   * committed_cursor is the last consumed position.
+   *
+   * @generated from field: uint64 committed_cursor = 2;
+   */
+  committedCursor: bigint;
+
+  /**
+   * consumer is the consumer that the log is bound to; empty before the first subscription.
+   *
+   * @generated from field: string consumer = 3;
+   */
+  consumer: string;
+};
+
+/**
+ * Describes the message callforest.finalizer.v1.GetRowLogResponse.
+ * Use `create(GetRowLogResponseSchema)` to create a new message.
+ */
+export const GetRowLogResponseSchema: GenMessage<GetRowLogResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 10);
+
+/**
  * GetReceiptRequest names a rollout.
  *
  * @generated from message callforest.finalizer.v1.GetReceiptRequest
@@ -394,16 +459,9 @@ export type GetReceiptRequest = Message<"callforest.finalizer.v1.GetReceiptReque
   tenant: string;
 
   /**
-   * group_id names the group.
-   *
-   * @generated from field: string group_id = 2;
-   */
-  groupId: string;
-
-  /**
    * rollout_id names the logical rollout.
    *
-   * @generated from field: string rollout_id = 3;
+   * @generated from field: string rollout_id = 2;
    */
   rolloutId: string;
 };
@@ -413,7 +471,7 @@ export type GetReceiptRequest = Message<"callforest.finalizer.v1.GetReceiptReque
  * Use `create(GetReceiptRequestSchema)` to create a new message.
  */
 export const GetReceiptRequestSchema: GenMessage<GetReceiptRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_finalizer_v1_finalizer_service, 9);
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 11);
 
 /**
  * GetReceiptResponse is the receipt.
@@ -434,7 +492,7 @@ export type GetReceiptResponse = Message<"callforest.finalizer.v1.GetReceiptResp
  * Use `create(GetReceiptResponseSchema)` to create a new message.
  */
 export const GetReceiptResponseSchema: GenMessage<GetReceiptResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_finalizer_v1_finalizer_service, 10);
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 12);
 
 /**
  * FinalizerService turns sealed attempts into receipts, verifies what they staged, and publishes the
@@ -458,7 +516,8 @@ export const FinalizerService: GenService<{
   },
   /**
    * FinalizeGroup publishes a group: one small durable record makes all its rows visible together. The
-   * same request again gets the same answer. Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
+   * same request again gets the same answer. With abandon_reason the group is dropped as it is.
+   * Reasons: GROUP_INCOMPLETE, GROUP_MISMATCH, STORE_FULL.
    *
    * @generated from rpc callforest.finalizer.v1.FinalizerService.FinalizeGroup
    */
@@ -468,10 +527,11 @@ export const FinalizerService: GenService<{
     output: typeof FinalizeGroupResponseSchema;
   },
   /**
-   * SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. The
-   * client's credit bounds what is outstanding; with nothing outstanding one group is always sent.
-   * Groups come again until the cursor behind them is committed. Reasons: CURSOR_INVALID, OVERLOADED,
-   * STORE_CORRUPT, PEER_UNAVAILABLE.
+   * SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. Each
+   * delivered group, dropped ones too, spends one credit; only RowCredit gives credit. Groups come
+   * again on a later stream until the cursor behind them is committed. A newer stream of the consumer
+   * ends the older one. A group that cannot be read any more becomes a dropped one. Reasons:
+   * CURSOR_INVALID, CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, OVERLOADED, PEER_UNAVAILABLE.
    *
    * @generated from rpc callforest.finalizer.v1.FinalizerService.SubscribeRows
    */
@@ -479,6 +539,16 @@ export const FinalizerService: GenService<{
     methodKind: "bidi_streaming";
     input: typeof SubscribeRowsRequestSchema;
     output: typeof SubscribeRowsResponseSchema;
+  },
+  /**
+   * GetRowLog says how far the row log and its consumer are.
+   *
+   * @generated from rpc callforest.finalizer.v1.FinalizerService.GetRowLog
+   */
+  getRowLog: {
+    methodKind: "unary";
+    input: typeof GetRowLogRequestSchema;
+    output: typeof GetRowLogResponseSchema;
   },
   /**
    * GetReceipt reads the receipt of a rollout. Reasons: RECEIPT_NOT_FOUND.

@@ -5,10 +5,8 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
-import type { Attempt, CallFailure, CallIntent, ManifestEntry } from "../../capture/v1/attempt_pb.js";
+import type { Attempt, CallIntent, ManifestEntry } from "../../capture/v1/attempt_pb.js";
 import { file_callforest_capture_v1_attempt } from "../../capture/v1/attempt_pb.js";
-import type { CallRecord } from "../../capture/v1/call_record_pb.js";
-import { file_callforest_capture_v1_call_record } from "../../capture/v1/call_record_pb.js";
 import type { ChainProbe, Verdict } from "../../capture/v1/capture_admission_pb.js";
 import { file_callforest_capture_v1_capture_admission } from "../../capture/v1/capture_admission_pb.js";
 import type { FrameBegin, FrameChunk, FrameEnd } from "../../capture/v1/frame_pb.js";
@@ -23,7 +21,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/ledger/v1/ledger_service.proto.
  */
 export const file_callforest_ledger_v1_ledger_service: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC5sZWRnZXIudjEikwEKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMQoKcm9sbG91dF9pZBgCIAEoCUIdukgachgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQEiRgoTT3BlbkF0dGVtcHRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQitQEKFkZpbmRQcmVkZWNlc3NvclJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSOAoFcHJvYmUYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2hhaW5Qcm9iZUIGukgDyAEBIkoKF0ZpbmRQcmVkZWNlc3NvclJlc3BvbnNlEi8KB3ZlcmRpY3QYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdCKBAQoUUmVjb3JkRmFpbHVyZVJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjsKB2ZhaWx1cmUYAiABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbEZhaWx1cmVCBrpIA8gBASIpChVSZWNvcmRGYWlsdXJlUmVzcG9uc2USEAoIcmV2aXNpb24YASABKAQiewoWQ2xvc2VBZG1pc3Npb25zUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJKChdDbG9zZUFkbWlzc2lvbnNSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQilQEKE0F3YWl0U2V0dGxlZFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSGwoHd2FpdF9tcxgDIAEoDUIKukgHKgUYgN3bASJHChRBd2FpdFNldHRsZWRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQidwoSU2VhbEF0dGVtcHRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkYKE1NlYWxBdHRlbXB0UmVzcG9uc2USLwoHYXR0ZW1wdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5BdHRlbXB0IncKEkdldE1hbmlmZXN0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJ9ChNHZXRNYW5pZmVzdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdBI1CgdlbnRyaWVzGAIgAygLMiQuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLk1hbmlmZXN0RW50cnkicwoOSGFzUm93c1JlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiIwoPSGFzUm93c1Jlc3BvbnNlEhAKCGhhc19yb3dzGAEgASgIIiEKDUNvbW1pdHRlZENhbGwSEAoIcmV2aXNpb24YASABKAQiWwoUUmVjb3JkSW50ZW50c1JlcXVlc3QSQwoFaXRlbXMYASADKAsyJy5jYWxsZm9yZXN0LmxlZGdlci52MS5SZWNvcmRJbnRlbnRzSXRlbUILukgIkgEFCAEQgAIi4QIKEVJlY29yZEludGVudHNJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARIzCgZpbnRlbnQYAiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbEludGVudEgAEjMKBmNhbmNlbBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ2FuY2VsSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEINCgRib2R5EgW6SAIIASJTChVSZWNvcmRJbnRlbnRzUmVzcG9uc2USOgoHcmVzdWx0cxgBIAMoCzIpLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlJlY29yZEludGVudHNSZXN1bHQiogIKE1JlY29yZEludGVudHNSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSMQoHdmVyZGljdBgCIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5WZXJkaWN0SAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCCQoHb3V0Y29tZSJXChJDb21taXRDYWxsc1JlcXVlc3QSQQoFaXRlbXMYASADKAsyJS5jYWxsZm9yZXN0LmxlZGdlci52MS5Db21taXRDYWxsc0l0ZW1CC7pICJIBBQgBEIACIt8CCg9Db21taXRDYWxsc0l0ZW0SOwoHY29udGV4dBgBIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ29udGV4dEIGukgDyAEBEjMKBnJlY29yZBgCIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIk8KE0NvbW1pdENhbGxzUmVzcG9uc2USOAoHcmVzdWx0cxgBIAMoCzInLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkNvbW1pdENhbGxzUmVzdWx0IqcCChFDb21taXRDYWxsc1Jlc3VsdBIQCghzZXF1ZW5jZRgBIAEoBBI4Cgljb21taXR0ZWQYAiABKAsyIy5jYWxsZm9yZXN0LmxlZGdlci52MS5Db21taXR0ZWRDYWxsSAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCCQoHb3V0Y29tZTLOCAoNTGVkZ2VyU2VydmljZRJnCgtPcGVuQXR0ZW1wdBIoLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLk9wZW5BdHRlbXB0UmVxdWVzdBopLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLk9wZW5BdHRlbXB0UmVzcG9uc2UiA5ACAhJxCg1SZWNvcmRJbnRlbnRzEiouY2FsbGZvcmVzdC5sZWRnZXIudjEuUmVjb3JkSW50ZW50c1JlcXVlc3QaKy5jYWxsZm9yZXN0LmxlZGdlci52MS5SZWNvcmRJbnRlbnRzUmVzcG9uc2UiA5ACAigBMAEScwoPRmluZFByZWRlY2Vzc29yEiwuY2FsbGZvcmVzdC5sZWRnZXIudjEuRmluZFByZWRlY2Vzc29yUmVxdWVzdBotLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkZpbmRQcmVkZWNlc3NvclJlc3BvbnNlIgOQAgESawoLQ29tbWl0Q2FsbHMSKC5jYWxsZm9yZXN0LmxlZGdlci52MS5Db21taXRDYWxsc1JlcXVlc3QaKS5jYWxsZm9yZXN0LmxlZGdlci52MS5Db21taXRDYWxsc1Jlc3BvbnNlIgOQAgIoATABEm0KDVJlY29yZEZhaWx1cmUSKi5jYWxsZm9yZXN0LmxlZGdlci52MS5SZWNvcmRGYWlsdXJlUmVxdWVzdBorLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlJlY29yZEZhaWx1cmVSZXNwb25zZSIDkAICEnMKD0Nsb3NlQWRtaXNzaW9ucxIsLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkNsb3NlQWRtaXNzaW9uc1JlcXVlc3QaLS5jYWxsZm9yZXN0LmxlZGdlci52MS5DbG9zZUFkbWlzc2lvbnNSZXNwb25zZSIDkAICEmoKDEF3YWl0U2V0dGxlZBIpLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF3YWl0U2V0dGxlZFJlcXVlc3QaKi5jYWxsZm9yZXN0LmxlZGdlci52MS5Bd2FpdFNldHRsZWRSZXNwb25zZSIDkAIBEmcKC1NlYWxBdHRlbXB0EiguY2FsbGZvcmVzdC5sZWRnZXIudjEuU2VhbEF0dGVtcHRSZXF1ZXN0GikuY2FsbGZvcmVzdC5sZWRnZXIudjEuU2VhbEF0dGVtcHRSZXNwb25zZSIDkAICEmkKC0dldE1hbmlmZXN0EiguY2FsbGZvcmVzdC5sZWRnZXIudjEuR2V0TWFuaWZlc3RSZXF1ZXN0GikuY2FsbGZvcmVzdC5sZWRnZXIudjEuR2V0TWFuaWZlc3RSZXNwb25zZSIDkAIBMAESWwoHSGFzUm93cxIkLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkhhc1Jvd3NSZXF1ZXN0GiUuY2FsbGZvcmVzdC5sZWRnZXIudjEuSGFzUm93c1Jlc3BvbnNlIgOQAgFiBnByb3RvMw", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
+  fileDesc("CiljYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC5sZWRnZXIudjEilwIKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQStAEKCnJvbGxvdXRfaWQYAiABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQEiRgoTT3BlbkF0dGVtcHRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQivwEKFkZpbmRQcmVkZWNlc3NvclJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSMgoFY2hhaW4YAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2hhaW5Qcm9iZUgAQg4KBXByb2JlEgW6SAIIASJKChdGaW5kUHJlZGVjZXNzb3JSZXNwb25zZRIvCgd2ZXJkaWN0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlZlcmRpY3QiewoWQ2xvc2VBZG1pc3Npb25zUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJKChdDbG9zZUFkbWlzc2lvbnNSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQilQEKE0F3YWl0U2V0dGxlZFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSGwoHd2FpdF9tcxgDIAEoDUIKukgHKgUYgN3bASJHChRBd2FpdFNldHRsZWRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQidwoSU2VhbEF0dGVtcHRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkYKE1NlYWxBdHRlbXB0UmVzcG9uc2USLwoHYXR0ZW1wdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5BdHRlbXB0IncKEkdldE1hbmlmZXN0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJ9ChNHZXRNYW5pZmVzdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdBI1CgdlbnRyaWVzGAIgAygLMiQuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLk1hbmlmZXN0RW50cnkicwoOSGFzUm93c1JlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiIwoPSGFzUm93c1Jlc3BvbnNlEhAKCGhhc19yb3dzGAEgASgIIjcKDkNvbW1pdHRlZEVudHJ5EhAKCHJldmlzaW9uGAEgASgEEhMKC2tlcHRfcmVjb3JkGAIgASgIIlsKFFJlY29yZEludGVudHNSZXF1ZXN0EkMKBWl0ZW1zGAEgAygLMicuY2FsbGZvcmVzdC5sZWRnZXIudjEuUmVjb3JkSW50ZW50c0l0ZW1CC7pICJIBBQgBEIACIuECChFSZWNvcmRJbnRlbnRzSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMwoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiUwoVUmVjb3JkSW50ZW50c1Jlc3BvbnNlEjoKB3Jlc3VsdHMYASADKAsyKS5jYWxsZm9yZXN0LmxlZGdlci52MS5SZWNvcmRJbnRlbnRzUmVzdWx0IqICChNSZWNvcmRJbnRlbnRzUmVzdWx0EhAKCHNlcXVlbmNlGAEgASgEEjEKB3ZlcmRpY3QYAiABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUiVwoSQ29tbWl0Q2FsbHNSZXF1ZXN0EkEKBWl0ZW1zGAEgAygLMiUuY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNJdGVtQgu6SAiSAQUIARCAAiLhAgoPQ29tbWl0Q2FsbHNJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARI1CgVlbnRyeRgCIAEoCzIkLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5NYW5pZmVzdEVudHJ5SAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIk8KE0NvbW1pdENhbGxzUmVzcG9uc2USOAoHcmVzdWx0cxgBIAMoCzInLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkNvbW1pdENhbGxzUmVzdWx0IqgCChFDb21taXRDYWxsc1Jlc3VsdBIQCghzZXF1ZW5jZRgBIAEoBBI5Cgljb21taXR0ZWQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5Db21taXR0ZWRFbnRyeUgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUy3wcKDUxlZGdlclNlcnZpY2USZwoLT3BlbkF0dGVtcHQSKC5jYWxsZm9yZXN0LmxlZGdlci52MS5PcGVuQXR0ZW1wdFJlcXVlc3QaKS5jYWxsZm9yZXN0LmxlZGdlci52MS5PcGVuQXR0ZW1wdFJlc3BvbnNlIgOQAgIScQoNUmVjb3JkSW50ZW50cxIqLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlJlY29yZEludGVudHNSZXF1ZXN0GisuY2FsbGZvcmVzdC5sZWRnZXIudjEuUmVjb3JkSW50ZW50c1Jlc3BvbnNlIgOQAgIoATABEnMKD0ZpbmRQcmVkZWNlc3NvchIsLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkZpbmRQcmVkZWNlc3NvclJlcXVlc3QaLS5jYWxsZm9yZXN0LmxlZGdlci52MS5GaW5kUHJlZGVjZXNzb3JSZXNwb25zZSIDkAIBEmsKC0NvbW1pdENhbGxzEiguY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNSZXF1ZXN0GikuY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNSZXNwb25zZSIDkAICKAEwARJzCg9DbG9zZUFkbWlzc2lvbnMSLC5jYWxsZm9yZXN0LmxlZGdlci52MS5DbG9zZUFkbWlzc2lvbnNSZXF1ZXN0Gi0uY2FsbGZvcmVzdC5sZWRnZXIudjEuQ2xvc2VBZG1pc3Npb25zUmVzcG9uc2UiA5ACAhJqCgxBd2FpdFNldHRsZWQSKS5jYWxsZm9yZXN0LmxlZGdlci52MS5Bd2FpdFNldHRsZWRSZXF1ZXN0GiouY2FsbGZvcmVzdC5sZWRnZXIudjEuQXdhaXRTZXR0bGVkUmVzcG9uc2UiA5ACARJnCgtTZWFsQXR0ZW1wdBIoLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlNlYWxBdHRlbXB0UmVxdWVzdBopLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlNlYWxBdHRlbXB0UmVzcG9uc2UiA5ACAhJpCgtHZXRNYW5pZmVzdBIoLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkdldE1hbmlmZXN0UmVxdWVzdBopLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkdldE1hbmlmZXN0UmVzcG9uc2UiA5ACATABElsKB0hhc1Jvd3MSJC5jYWxsZm9yZXN0LmxlZGdlci52MS5IYXNSb3dzUmVxdWVzdBolLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkhhc1Jvd3NSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
 
 /**
  * OpenAttemptRequest asks for the next attempt of a rollout.
@@ -104,9 +102,17 @@ export type FindPredecessorRequest = Message<"callforest.ledger.v1.FindPredecess
   /**
    * probe finds the predecessor.
    *
-   * @generated from field: callforest.capture.v1.ChainProbe probe = 3;
+   * @generated from oneof callforest.ledger.v1.FindPredecessorRequest.probe
    */
-  probe?: ChainProbe | undefined;
+  probe: {
+    /**
+     * chain is the probe of chain mode.
+     *
+     * @generated from field: callforest.capture.v1.ChainProbe chain = 3;
+     */
+    value: ChainProbe;
+    case: "chain";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -138,55 +144,6 @@ export const FindPredecessorResponseSchema: GenMessage<FindPredecessorResponse> 
   messageDesc(file_callforest_ledger_v1_ledger_service, 3);
 
 /**
- * RecordFailureRequest names a call that was not captured.
- *
- * @generated from message callforest.ledger.v1.RecordFailureRequest
- */
-export type RecordFailureRequest = Message<"callforest.ledger.v1.RecordFailureRequest"> & {
-  /**
-   * tenant owns the attempt.
-   *
-   * @generated from field: string tenant = 1;
-   */
-  tenant: string;
-
-  /**
-   * failure names the call and the reason.
-   *
-   * @generated from field: callforest.capture.v1.CallFailure failure = 2;
-   */
-  failure?: CallFailure | undefined;
-};
-
-/**
- * Describes the message callforest.ledger.v1.RecordFailureRequest.
- * Use `create(RecordFailureRequestSchema)` to create a new message.
- */
-export const RecordFailureRequestSchema: GenMessage<RecordFailureRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 4);
-
-/**
- * RecordFailureResponse confirms that the row is durable.
- *
- * @generated from message callforest.ledger.v1.RecordFailureResponse
- */
-export type RecordFailureResponse = Message<"callforest.ledger.v1.RecordFailureResponse"> & {
-  /**
-   * revision is the attempt's revision after the row.
-   *
-   * @generated from field: uint64 revision = 1;
-   */
-  revision: bigint;
-};
-
-/**
- * Describes the message callforest.ledger.v1.RecordFailureResponse.
- * Use `create(RecordFailureResponseSchema)` to create a new message.
- */
-export const RecordFailureResponseSchema: GenMessage<RecordFailureResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 5);
-
-/**
  * CloseAdmissionsRequest names the attempt to close.
  *
  * @generated from message callforest.ledger.v1.CloseAdmissionsRequest
@@ -212,7 +169,7 @@ export type CloseAdmissionsRequest = Message<"callforest.ledger.v1.CloseAdmissio
  * Use `create(CloseAdmissionsRequestSchema)` to create a new message.
  */
 export const CloseAdmissionsRequestSchema: GenMessage<CloseAdmissionsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 6);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 4);
 
 /**
  * CloseAdmissionsResponse shows the closed attempt.
@@ -233,7 +190,7 @@ export type CloseAdmissionsResponse = Message<"callforest.ledger.v1.CloseAdmissi
  * Use `create(CloseAdmissionsResponseSchema)` to create a new message.
  */
 export const CloseAdmissionsResponseSchema: GenMessage<CloseAdmissionsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 7);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 5);
 
 /**
  * AwaitSettledRequest names the attempt to wait for.
@@ -268,7 +225,7 @@ export type AwaitSettledRequest = Message<"callforest.ledger.v1.AwaitSettledRequ
  * Use `create(AwaitSettledRequestSchema)` to create a new message.
  */
 export const AwaitSettledRequestSchema: GenMessage<AwaitSettledRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 8);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 6);
 
 /**
  * AwaitSettledResponse says whether the attempt settled.
@@ -289,7 +246,7 @@ export type AwaitSettledResponse = Message<"callforest.ledger.v1.AwaitSettledRes
  * Use `create(AwaitSettledResponseSchema)` to create a new message.
  */
 export const AwaitSettledResponseSchema: GenMessage<AwaitSettledResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 9);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 7);
 
 /**
  * SealAttemptRequest names the attempt to seal.
@@ -317,7 +274,7 @@ export type SealAttemptRequest = Message<"callforest.ledger.v1.SealAttemptReques
  * Use `create(SealAttemptRequestSchema)` to create a new message.
  */
 export const SealAttemptRequestSchema: GenMessage<SealAttemptRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 10);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 8);
 
 /**
  * SealAttemptResponse shows the sealed attempt.
@@ -338,7 +295,7 @@ export type SealAttemptResponse = Message<"callforest.ledger.v1.SealAttemptRespo
  * Use `create(SealAttemptResponseSchema)` to create a new message.
  */
 export const SealAttemptResponseSchema: GenMessage<SealAttemptResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 11);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 9);
 
 /**
  * GetManifestRequest names the attempt to read.
@@ -366,7 +323,7 @@ export type GetManifestRequest = Message<"callforest.ledger.v1.GetManifestReques
  * Use `create(GetManifestRequestSchema)` to create a new message.
  */
 export const GetManifestRequestSchema: GenMessage<GetManifestRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 12);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 10);
 
 /**
  * GetManifestResponse is a page of an attempt's rows.
@@ -394,7 +351,7 @@ export type GetManifestResponse = Message<"callforest.ledger.v1.GetManifestRespo
  * Use `create(GetManifestResponseSchema)` to create a new message.
  */
 export const GetManifestResponseSchema: GenMessage<GetManifestResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 13);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 11);
 
 /**
  * HasRowsRequest names the attempt to look at.
@@ -422,7 +379,7 @@ export type HasRowsRequest = Message<"callforest.ledger.v1.HasRowsRequest"> & {
  * Use `create(HasRowsRequestSchema)` to create a new message.
  */
 export const HasRowsRequestSchema: GenMessage<HasRowsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 14);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 12);
 
 /**
  * HasRowsResponse answers HasRows.
@@ -443,28 +400,35 @@ export type HasRowsResponse = Message<"callforest.ledger.v1.HasRowsResponse"> & 
  * Use `create(HasRowsResponseSchema)` to create a new message.
  */
 export const HasRowsResponseSchema: GenMessage<HasRowsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 15);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 13);
 
 /**
- * CommittedCall confirms that a record is durable.
+ * CommittedEntry confirms that a call's row is durable.
  *
- * @generated from message callforest.ledger.v1.CommittedCall
+ * @generated from message callforest.ledger.v1.CommittedEntry
  */
-export type CommittedCall = Message<"callforest.ledger.v1.CommittedCall"> & {
+export type CommittedEntry = Message<"callforest.ledger.v1.CommittedEntry"> & {
   /**
-   * revision is the attempt's revision that holds the record.
+   * revision is the attempt's revision as of the answer.
    *
    * @generated from field: uint64 revision = 1;
    */
   revision: bigint;
+
+  /**
+   * kept_record is set when a failure was sent for a call that had committed: the record stands.
+   *
+   * @generated from field: bool kept_record = 2;
+   */
+  keptRecord: boolean;
 };
 
 /**
- * Describes the message callforest.ledger.v1.CommittedCall.
- * Use `create(CommittedCallSchema)` to create a new message.
+ * Describes the message callforest.ledger.v1.CommittedEntry.
+ * Use `create(CommittedEntrySchema)` to create a new message.
  */
-export const CommittedCallSchema: GenMessage<CommittedCall> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 16);
+export const CommittedEntrySchema: GenMessage<CommittedEntry> = /*@__PURE__*/
+  messageDesc(file_callforest_ledger_v1_ledger_service, 14);
 
 /**
  * RecordIntentsRequest carries many items; each is answered by one result, in any order.
@@ -485,7 +449,7 @@ export type RecordIntentsRequest = Message<"callforest.ledger.v1.RecordIntentsRe
  * Use `create(RecordIntentsRequestSchema)` to create a new message.
  */
 export const RecordIntentsRequestSchema: GenMessage<RecordIntentsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 17);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 15);
 
 /**
  * RecordIntentsItem is one item, or one frame of a large one.
@@ -553,7 +517,7 @@ export type RecordIntentsItem = Message<"callforest.ledger.v1.RecordIntentsItem"
  * Use `create(RecordIntentsItemSchema)` to create a new message.
  */
 export const RecordIntentsItemSchema: GenMessage<RecordIntentsItem> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 18);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 16);
 
 /**
  * RecordIntentsResponse carries the results that were ready together.
@@ -574,7 +538,7 @@ export type RecordIntentsResponse = Message<"callforest.ledger.v1.RecordIntentsR
  * Use `create(RecordIntentsResponseSchema)` to create a new message.
  */
 export const RecordIntentsResponseSchema: GenMessage<RecordIntentsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 19);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 17);
 
 /**
  * RecordIntentsResult is the result of one item, or one frame of a large one.
@@ -642,7 +606,7 @@ export type RecordIntentsResult = Message<"callforest.ledger.v1.RecordIntentsRes
  * Use `create(RecordIntentsResultSchema)` to create a new message.
  */
 export const RecordIntentsResultSchema: GenMessage<RecordIntentsResult> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 20);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 18);
 
 /**
  * CommitCallsRequest carries many items; each is answered by one result, in any order.
@@ -663,7 +627,7 @@ export type CommitCallsRequest = Message<"callforest.ledger.v1.CommitCallsReques
  * Use `create(CommitCallsRequestSchema)` to create a new message.
  */
 export const CommitCallsRequestSchema: GenMessage<CommitCallsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 21);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 19);
 
 /**
  * CommitCallsItem is one item, or one frame of a large one.
@@ -679,18 +643,18 @@ export type CommitCallsItem = Message<"callforest.ledger.v1.CommitCallsItem"> & 
   context?: ItemContext | undefined;
 
   /**
-   * body is the item whole, its cancellation, or a frame of its serialized record.
+   * body is the item whole, its cancellation, or a frame of its serialized entry.
    *
    * @generated from oneof callforest.ledger.v1.CommitCallsItem.body
    */
   body: {
     /**
-     * record is the row to append.
+     * entry is the row to append.
      *
-     * @generated from field: callforest.capture.v1.CallRecord record = 2;
+     * @generated from field: callforest.capture.v1.ManifestEntry entry = 2;
      */
-    value: CallRecord;
-    case: "record";
+    value: ManifestEntry;
+    case: "entry";
   } | {
     /**
      * cancel ends the item.
@@ -701,7 +665,7 @@ export type CommitCallsItem = Message<"callforest.ledger.v1.CommitCallsItem"> & 
     case: "cancel";
   } | {
     /**
-     * begin announces a large record.
+     * begin announces a large entry.
      *
      * @generated from field: callforest.capture.v1.FrameBegin begin = 4;
      */
@@ -731,7 +695,7 @@ export type CommitCallsItem = Message<"callforest.ledger.v1.CommitCallsItem"> & 
  * Use `create(CommitCallsItemSchema)` to create a new message.
  */
 export const CommitCallsItemSchema: GenMessage<CommitCallsItem> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 22);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 20);
 
 /**
  * CommitCallsResponse carries the results that were ready together.
@@ -752,7 +716,7 @@ export type CommitCallsResponse = Message<"callforest.ledger.v1.CommitCallsRespo
  * Use `create(CommitCallsResponseSchema)` to create a new message.
  */
 export const CommitCallsResponseSchema: GenMessage<CommitCallsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 23);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 21);
 
 /**
  * CommitCallsResult is the result of one item, or one frame of a large one.
@@ -776,9 +740,9 @@ export type CommitCallsResult = Message<"callforest.ledger.v1.CommitCallsResult"
     /**
      * committed confirms that the row is durable.
      *
-     * @generated from field: callforest.ledger.v1.CommittedCall committed = 2;
+     * @generated from field: callforest.ledger.v1.CommittedEntry committed = 2;
      */
-    value: CommittedCall;
+    value: CommittedEntry;
     case: "committed";
   } | {
     /**
@@ -820,7 +784,7 @@ export type CommitCallsResult = Message<"callforest.ledger.v1.CommitCallsResult"
  * Use `create(CommitCallsResultSchema)` to create a new message.
  */
 export const CommitCallsResultSchema: GenMessage<CommitCallsResult> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 24);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 22);
 
 /**
  * LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
@@ -843,7 +807,7 @@ export const LedgerService: GenService<{
   /**
    * RecordIntents records calls before inference and decides, in the same transaction, what each
    * continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-   * depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, ITEM_DEADLINE; a closed
+   * depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
    * or unknown attempt is a refused verdict.
    *
    * @generated from rpc callforest.ledger.v1.LedgerService.RecordIntents
@@ -865,9 +829,11 @@ export const LedgerService: GenService<{
     output: typeof FindPredecessorResponseSchema;
   },
   /**
-   * CommitCalls appends the records of staged calls; from then on each can be a parent. The same
-   * record again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a
-   * failure row was written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, ITEM_DEADLINE.
+   * CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
+   * failures, which poison their attempt. The first row of a call stands: the same row again is a
+   * no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+   * CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
+   * ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
    *
    * @generated from rpc callforest.ledger.v1.LedgerService.CommitCalls
    */
@@ -875,17 +841,6 @@ export const LedgerService: GenService<{
     methodKind: "bidi_streaming";
     input: typeof CommitCallsRequestSchema;
     output: typeof CommitCallsResponseSchema;
-  },
-  /**
-   * RecordFailure appends a failure row: the call can never be a parent, and its attempt is poisoned.
-   * The same failure again is a no-op. Reasons: CALL_NOT_ADMITTED, ATTEMPT_SEALED, ATTEMPT_NOT_FOUND.
-   *
-   * @generated from rpc callforest.ledger.v1.LedgerService.RecordFailure
-   */
-  recordFailure: {
-    methodKind: "unary";
-    input: typeof RecordFailureRequestSchema;
-    output: typeof RecordFailureResponseSchema;
   },
   /**
    * CloseAdmissions ends new calls of an attempt. Repeat safe. Reasons: ATTEMPT_NOT_FOUND.

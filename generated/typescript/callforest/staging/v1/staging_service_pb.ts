@@ -7,6 +7,8 @@ import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
 import type { CommitCoords } from "../../capture/v1/commit_coords_pb.js";
 import { file_callforest_capture_v1_commit_coords } from "../../capture/v1/commit_coords_pb.js";
+import type { Completion } from "../../capture/v1/completion_pb.js";
+import { file_callforest_capture_v1_completion } from "../../capture/v1/completion_pb.js";
 import type { FrameBegin, FrameChunk, FrameEnd } from "../../capture/v1/frame_pb.js";
 import { file_callforest_capture_v1_frame } from "../../capture/v1/frame_pb.js";
 import type { ItemCancel, ItemContext } from "../../capture/v1/item_pb.js";
@@ -21,7 +23,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/staging/v1/staging_service.proto.
  */
 export const file_callforest_staging_v1_staging_service: GenFile = /*@__PURE__*/
-  fileDesc("CitjYWxsZm9yZXN0L3N0YWdpbmcvdjEvc3RhZ2luZ19zZXJ2aWNlLnByb3RvEhVjYWxsZm9yZXN0LnN0YWdpbmcudjEicAoNU3RhZ2VkUmVjZWlwdBIzCgZjb29yZHMYASABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzEhEKCWxvc3RfcmFjZRgCIAEoCBIXCg93aW5uZXJfcmVzcG9uc2UYAyABKAwilAEKC1ByZWZpeFF1ZXJ5EjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEh8KDWhlbGRfY2FsbF9pZHMYAyADKAlCCLpIBZIBAhBAImgKBlByZWZpeBIZCgxoZWxkX2NhbGxfaWQYASABKAlIAIgBARIyCgZkZWx0YXMYAiADKAsyIi5jYWxsZm9yZXN0LnN0YWdpbmcudjEuUHJlZml4RGVsdGFCDwoNX2hlbGRfY2FsbF9pZCIxCgtQcmVmaXhEZWx0YRIPCgdjYWxsX2lkGAEgASgJEhEKCXRva2VuX2lkcxgCIAEoDCKQAQoMRmV0Y2hSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEh0KCGNhbGxfaWRzGAMgAygJQgu6SAiSAQUIARCAICLiAQoNRmV0Y2hSZXNwb25zZRIxCgRjYWxsGAEgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlN0YWdlZENhbGxIABIyCgViZWdpbhgCIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgEIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgYKBHBhcnQilgEKEkRlbGV0ZUNhbGxzUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIdCghjYWxsX2lkcxgDIAMoCUILukgIkgEFCAEQgCAiLAoTRGVsZXRlQ2FsbHNSZXNwb25zZRIVCg1kZWxldGVkX2NvdW50GAEgASgNInkKFERyb3BQYXJ0aXRpb25SZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIi4KFURyb3BQYXJ0aXRpb25SZXNwb25zZRIVCg1kZWxldGVkX2NvdW50GAEgASgNIjsKC1N0YXRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJCJhCgxTdGF0UmVzcG9uc2USEgoKY2FsbF9jb3VudBgBIAEoBBISCgpjYWxsX2J5dGVzGAIgASgEEhMKC3N0b3JlX2J5dGVzGAMgASgEEhQKDGNvbW1pdF9jb3VudBgEIAEoBCJMCgxTdGFnZVJlcXVlc3QSPAoFaXRlbXMYASADKAsyIC5jYWxsZm9yZXN0LnN0YWdpbmcudjEuU3RhZ2VJdGVtQgu6SAiSAQUIARCAAiLXAgoJU3RhZ2VJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARIxCgRjYWxsGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlN0YWdlZENhbGxIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiRAoNU3RhZ2VSZXNwb25zZRIzCgdyZXN1bHRzGAEgAygLMiIuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlN0YWdlUmVzdWx0IqACCgtTdGFnZVJlc3VsdBIQCghzZXF1ZW5jZRgBIAEoBBI3CgdyZWNlaXB0GAIgASgLMiQuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlN0YWdlZFJlY2VpcHRIABIjCgVlcnJvchgDIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEIJCgdvdXRjb21lIlgKEkZldGNoUHJlZml4UmVxdWVzdBJCCgVpdGVtcxgBIAMoCzImLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFByZWZpeEl0ZW1CC7pICJIBBQgBEIACIt8CCg9GZXRjaFByZWZpeEl0ZW0SOwoHY29udGV4dBgBIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ29udGV4dEIGukgDyAEBEjMKBXF1ZXJ5GAIgASgLMiIuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlByZWZpeFF1ZXJ5SAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIlAKE0ZldGNoUHJlZml4UmVzcG9uc2USOQoHcmVzdWx0cxgBIAMoCzIoLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFByZWZpeFJlc3VsdCKeAgoRRmV0Y2hQcmVmaXhSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSLwoGcHJlZml4GAIgASgLMh0uY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlByZWZpeEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUy6QQKDlN0YWdpbmdTZXJ2aWNlElsKBVN0YWdlEiMuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlN0YWdlUmVxdWVzdBokLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5TdGFnZVJlc3BvbnNlIgOQAgIoATABEm0KC0ZldGNoUHJlZml4EikuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLkZldGNoUHJlZml4UmVxdWVzdBoqLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFByZWZpeFJlc3BvbnNlIgOQAgEoATABElkKBUZldGNoEiMuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLkZldGNoUmVxdWVzdBokLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFJlc3BvbnNlIgOQAgEwARJpCgtEZWxldGVDYWxscxIpLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5EZWxldGVDYWxsc1JlcXVlc3QaKi5jYWxsZm9yZXN0LnN0YWdpbmcudjEuRGVsZXRlQ2FsbHNSZXNwb25zZSIDkAICEm8KDURyb3BQYXJ0aXRpb24SKy5jYWxsZm9yZXN0LnN0YWdpbmcudjEuRHJvcFBhcnRpdGlvblJlcXVlc3QaLC5jYWxsZm9yZXN0LnN0YWdpbmcudjEuRHJvcFBhcnRpdGlvblJlc3BvbnNlIgOQAgISVAoEU3RhdBIiLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5TdGF0UmVxdWVzdBojLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5TdGF0UmVzcG9uc2UiA5ACAWIGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_callforest_capture_v1_staged_call, file_google_rpc_status]);
+  fileDesc("CitjYWxsZm9yZXN0L3N0YWdpbmcvdjEvc3RhZ2luZ19zZXJ2aWNlLnByb3RvEhVjYWxsZm9yZXN0LnN0YWdpbmcudjEieQoNU3RhZ2VkUmVjZWlwdBIzCgZjb29yZHMYASABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzEjMKBndpbm5lchgCIAEoCzIjLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5TdGFnZWRXaW5uZXIiXgoMU3RhZ2VkV2lubmVyEhcKD3NlcnZlZF9yZXNwb25zZRgBIAEoDBI1Cgpjb21wbGV0aW9uGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbXBsZXRpb24ilAEKC1ByZWZpeFF1ZXJ5EjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEh8KDWhlbGRfY2FsbF9pZHMYAyADKAlCCLpIBZIBAhBAImgKBlByZWZpeBIZCgxoZWxkX2NhbGxfaWQYASABKAlIAIgBARIyCgZkZWx0YXMYAiADKAsyIi5jYWxsZm9yZXN0LnN0YWdpbmcudjEuUHJlZml4RGVsdGFCDwoNX2hlbGRfY2FsbF9pZCIxCgtQcmVmaXhEZWx0YRIPCgdjYWxsX2lkGAEgASgJEhEKCXRva2VuX2lkcxgCIAEoDCKQAQoMRmV0Y2hSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEh0KCGNhbGxfaWRzGAMgAygJQgu6SAiSAQUIARCAICLiAQoNRmV0Y2hSZXNwb25zZRIxCgRjYWxsGAEgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlN0YWdlZENhbGxIABIyCgViZWdpbhgCIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgEIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgYKBHBhcnQilgEKEkRlbGV0ZUNhbGxzUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIdCghjYWxsX2lkcxgDIAMoCUILukgIkgEFCAEQgCAiLAoTRGVsZXRlQ2FsbHNSZXNwb25zZRIVCg1kZWxldGVkX2NvdW50GAEgASgNInkKFERyb3BQYXJ0aXRpb25SZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIi4KFURyb3BQYXJ0aXRpb25SZXNwb25zZRIVCg1kZWxldGVkX2NvdW50GAEgASgNIjsKC1N0YXRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJCJhCgxTdGF0UmVzcG9uc2USEgoKY2FsbF9jb3VudBgBIAEoBBISCgpjYWxsX2J5dGVzGAIgASgEEhMKC3N0b3JlX2J5dGVzGAMgASgEEhQKDGNvbW1pdF9jb3VudBgEIAEoBCJMCgxTdGFnZVJlcXVlc3QSPAoFaXRlbXMYASADKAsyIC5jYWxsZm9yZXN0LnN0YWdpbmcudjEuU3RhZ2VJdGVtQgu6SAiSAQUIARCAAiLXAgoJU3RhZ2VJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARIxCgRjYWxsGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlN0YWdlZENhbGxIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiRAoNU3RhZ2VSZXNwb25zZRIzCgdyZXN1bHRzGAEgAygLMiIuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlN0YWdlUmVzdWx0IqACCgtTdGFnZVJlc3VsdBIQCghzZXF1ZW5jZRgBIAEoBBI3CgdyZWNlaXB0GAIgASgLMiQuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlN0YWdlZFJlY2VpcHRIABIjCgVlcnJvchgDIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEIJCgdvdXRjb21lIlgKEkZldGNoUHJlZml4UmVxdWVzdBJCCgVpdGVtcxgBIAMoCzImLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFByZWZpeEl0ZW1CC7pICJIBBQgBEIACIt8CCg9GZXRjaFByZWZpeEl0ZW0SOwoHY29udGV4dBgBIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ29udGV4dEIGukgDyAEBEjMKBXF1ZXJ5GAIgASgLMiIuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlByZWZpeFF1ZXJ5SAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIlAKE0ZldGNoUHJlZml4UmVzcG9uc2USOQoHcmVzdWx0cxgBIAMoCzIoLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFByZWZpeFJlc3VsdCKeAgoRRmV0Y2hQcmVmaXhSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSLwoGcHJlZml4GAIgASgLMh0uY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlByZWZpeEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUy6QQKDlN0YWdpbmdTZXJ2aWNlElsKBVN0YWdlEiMuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLlN0YWdlUmVxdWVzdBokLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5TdGFnZVJlc3BvbnNlIgOQAgIoATABEm0KC0ZldGNoUHJlZml4EikuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLkZldGNoUHJlZml4UmVxdWVzdBoqLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFByZWZpeFJlc3BvbnNlIgOQAgEoATABElkKBUZldGNoEiMuY2FsbGZvcmVzdC5zdGFnaW5nLnYxLkZldGNoUmVxdWVzdBokLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5GZXRjaFJlc3BvbnNlIgOQAgEwARJpCgtEZWxldGVDYWxscxIpLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5EZWxldGVDYWxsc1JlcXVlc3QaKi5jYWxsZm9yZXN0LnN0YWdpbmcudjEuRGVsZXRlQ2FsbHNSZXNwb25zZSIDkAICEm8KDURyb3BQYXJ0aXRpb24SKy5jYWxsZm9yZXN0LnN0YWdpbmcudjEuRHJvcFBhcnRpdGlvblJlcXVlc3QaLC5jYWxsZm9yZXN0LnN0YWdpbmcudjEuRHJvcFBhcnRpdGlvblJlc3BvbnNlIgOQAgISVAoEU3RhdBIiLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5TdGF0UmVxdWVzdBojLmNhbGxmb3Jlc3Quc3RhZ2luZy52MS5TdGF0UmVzcG9uc2UiA5ACAWIGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_completion, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_callforest_capture_v1_staged_call, file_google_rpc_status]);
 
 /**
  * StagedReceipt confirms that a call is durable.
@@ -37,18 +39,13 @@ export type StagedReceipt = Message<"callforest.staging.v1.StagedReceipt"> & {
   coords?: CommitCoords | undefined;
 
   /**
-   * lost_race is set when another generation of the same call was stored first.
+   * winner is the call that was stored first, when another generation of it was: its response must be
+   * served and its completion recorded. Absent when this one is stored. Two generations are the same
+   * only if digest, response and completion are.
    *
-   * @generated from field: bool lost_race = 2;
+   * @generated from field: callforest.staging.v1.StagedWinner winner = 2;
    */
-  lostRace: boolean;
-
-  /**
-   * winner_response is the response staged with the winner, when lost_race is set; it must be served.
-   *
-   * @generated from field: bytes winner_response = 3;
-   */
-  winnerResponse: Uint8Array;
+  winner?: StagedWinner | undefined;
 };
 
 /**
@@ -57,6 +54,34 @@ export type StagedReceipt = Message<"callforest.staging.v1.StagedReceipt"> & {
  */
 export const StagedReceiptSchema: GenMessage<StagedReceipt> = /*@__PURE__*/
   messageDesc(file_callforest_staging_v1_staging_service, 0);
+
+/**
+ * StagedWinner is what must be served of the call that was stored first.
+ *
+ * @generated from message callforest.staging.v1.StagedWinner
+ */
+export type StagedWinner = Message<"callforest.staging.v1.StagedWinner"> & {
+  /**
+   * served_response is the response staged with it, JSON bytes.
+   *
+   * @generated from field: bytes served_response = 1;
+   */
+  servedResponse: Uint8Array;
+
+  /**
+   * completion says how its generation ended.
+   *
+   * @generated from field: callforest.capture.v1.Completion completion = 2;
+   */
+  completion?: Completion | undefined;
+};
+
+/**
+ * Describes the message callforest.staging.v1.StagedWinner.
+ * Use `create(StagedWinnerSchema)` to create a new message.
+ */
+export const StagedWinnerSchema: GenMessage<StagedWinner> = /*@__PURE__*/
+  messageDesc(file_callforest_staging_v1_staging_service, 1);
 
 /**
  * PrefixQuery names the call whose whole sequence is wanted.
@@ -91,7 +116,7 @@ export type PrefixQuery = Message<"callforest.staging.v1.PrefixQuery"> & {
  * Use `create(PrefixQuerySchema)` to create a new message.
  */
 export const PrefixQuerySchema: GenMessage<PrefixQuery> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 1);
+  messageDesc(file_callforest_staging_v1_staging_service, 2);
 
 /**
  * Prefix is the part of a sequence that the caller did not hold.
@@ -119,7 +144,7 @@ export type Prefix = Message<"callforest.staging.v1.Prefix"> & {
  * Use `create(PrefixSchema)` to create a new message.
  */
 export const PrefixSchema: GenMessage<Prefix> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 2);
+  messageDesc(file_callforest_staging_v1_staging_service, 3);
 
 /**
  * PrefixDelta is the tokens of one call.
@@ -147,7 +172,7 @@ export type PrefixDelta = Message<"callforest.staging.v1.PrefixDelta"> & {
  * Use `create(PrefixDeltaSchema)` to create a new message.
  */
 export const PrefixDeltaSchema: GenMessage<PrefixDelta> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 3);
+  messageDesc(file_callforest_staging_v1_staging_service, 4);
 
 /**
  * FetchRequest names staged calls.
@@ -182,7 +207,7 @@ export type FetchRequest = Message<"callforest.staging.v1.FetchRequest"> & {
  * Use `create(FetchRequestSchema)` to create a new message.
  */
 export const FetchRequestSchema: GenMessage<FetchRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 4);
+  messageDesc(file_callforest_staging_v1_staging_service, 5);
 
 /**
  * FetchResponse is one staged call, or one frame of a large one.
@@ -235,7 +260,7 @@ export type FetchResponse = Message<"callforest.staging.v1.FetchResponse"> & {
  * Use `create(FetchResponseSchema)` to create a new message.
  */
 export const FetchResponseSchema: GenMessage<FetchResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 5);
+  messageDesc(file_callforest_staging_v1_staging_service, 6);
 
 /**
  * DeleteCallsRequest names staged calls to remove.
@@ -270,7 +295,7 @@ export type DeleteCallsRequest = Message<"callforest.staging.v1.DeleteCallsReque
  * Use `create(DeleteCallsRequestSchema)` to create a new message.
  */
 export const DeleteCallsRequestSchema: GenMessage<DeleteCallsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 6);
+  messageDesc(file_callforest_staging_v1_staging_service, 7);
 
 /**
  * DeleteCallsResponse counts what was removed.
@@ -291,7 +316,7 @@ export type DeleteCallsResponse = Message<"callforest.staging.v1.DeleteCallsResp
  * Use `create(DeleteCallsResponseSchema)` to create a new message.
  */
 export const DeleteCallsResponseSchema: GenMessage<DeleteCallsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 7);
+  messageDesc(file_callforest_staging_v1_staging_service, 8);
 
 /**
  * DropPartitionRequest names the attempt whose staged calls go.
@@ -319,7 +344,7 @@ export type DropPartitionRequest = Message<"callforest.staging.v1.DropPartitionR
  * Use `create(DropPartitionRequestSchema)` to create a new message.
  */
 export const DropPartitionRequestSchema: GenMessage<DropPartitionRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 8);
+  messageDesc(file_callforest_staging_v1_staging_service, 9);
 
 /**
  * DropPartitionResponse counts what was removed.
@@ -340,7 +365,7 @@ export type DropPartitionResponse = Message<"callforest.staging.v1.DropPartition
  * Use `create(DropPartitionResponseSchema)` to create a new message.
  */
 export const DropPartitionResponseSchema: GenMessage<DropPartitionResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 9);
+  messageDesc(file_callforest_staging_v1_staging_service, 10);
 
 /**
  * StatRequest names the tenant to count.
@@ -361,7 +386,7 @@ export type StatRequest = Message<"callforest.staging.v1.StatRequest"> & {
  * Use `create(StatRequestSchema)` to create a new message.
  */
 export const StatRequestSchema: GenMessage<StatRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 10);
+  messageDesc(file_callforest_staging_v1_staging_service, 11);
 
 /**
  * StatResponse counts a tenant's staged calls.
@@ -403,7 +428,7 @@ export type StatResponse = Message<"callforest.staging.v1.StatResponse"> & {
  * Use `create(StatResponseSchema)` to create a new message.
  */
 export const StatResponseSchema: GenMessage<StatResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 11);
+  messageDesc(file_callforest_staging_v1_staging_service, 12);
 
 /**
  * StageRequest carries many items; each is answered by one result, in any order.
@@ -424,7 +449,7 @@ export type StageRequest = Message<"callforest.staging.v1.StageRequest"> & {
  * Use `create(StageRequestSchema)` to create a new message.
  */
 export const StageRequestSchema: GenMessage<StageRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 12);
+  messageDesc(file_callforest_staging_v1_staging_service, 13);
 
 /**
  * StageItem is one item, or one frame of a large one.
@@ -492,7 +517,7 @@ export type StageItem = Message<"callforest.staging.v1.StageItem"> & {
  * Use `create(StageItemSchema)` to create a new message.
  */
 export const StageItemSchema: GenMessage<StageItem> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 13);
+  messageDesc(file_callforest_staging_v1_staging_service, 14);
 
 /**
  * StageResponse carries the results that were ready together.
@@ -513,7 +538,7 @@ export type StageResponse = Message<"callforest.staging.v1.StageResponse"> & {
  * Use `create(StageResponseSchema)` to create a new message.
  */
 export const StageResponseSchema: GenMessage<StageResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 14);
+  messageDesc(file_callforest_staging_v1_staging_service, 15);
 
 /**
  * StageResult is the result of one item, or one frame of a large one.
@@ -581,7 +606,7 @@ export type StageResult = Message<"callforest.staging.v1.StageResult"> & {
  * Use `create(StageResultSchema)` to create a new message.
  */
 export const StageResultSchema: GenMessage<StageResult> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 15);
+  messageDesc(file_callforest_staging_v1_staging_service, 16);
 
 /**
  * FetchPrefixRequest carries many items; each is answered by one result, in any order.
@@ -602,7 +627,7 @@ export type FetchPrefixRequest = Message<"callforest.staging.v1.FetchPrefixReque
  * Use `create(FetchPrefixRequestSchema)` to create a new message.
  */
 export const FetchPrefixRequestSchema: GenMessage<FetchPrefixRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 16);
+  messageDesc(file_callforest_staging_v1_staging_service, 17);
 
 /**
  * FetchPrefixItem is one item, or one frame of a large one.
@@ -670,7 +695,7 @@ export type FetchPrefixItem = Message<"callforest.staging.v1.FetchPrefixItem"> &
  * Use `create(FetchPrefixItemSchema)` to create a new message.
  */
 export const FetchPrefixItemSchema: GenMessage<FetchPrefixItem> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 17);
+  messageDesc(file_callforest_staging_v1_staging_service, 18);
 
 /**
  * FetchPrefixResponse carries the results that were ready together.
@@ -691,7 +716,7 @@ export type FetchPrefixResponse = Message<"callforest.staging.v1.FetchPrefixResp
  * Use `create(FetchPrefixResponseSchema)` to create a new message.
  */
 export const FetchPrefixResponseSchema: GenMessage<FetchPrefixResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 18);
+  messageDesc(file_callforest_staging_v1_staging_service, 19);
 
 /**
  * FetchPrefixResult is the result of one item, or one frame of a large one.
@@ -759,7 +784,7 @@ export type FetchPrefixResult = Message<"callforest.staging.v1.FetchPrefixResult
  * Use `create(FetchPrefixResultSchema)` to create a new message.
  */
 export const FetchPrefixResultSchema: GenMessage<FetchPrefixResult> = /*@__PURE__*/
-  messageDesc(file_callforest_staging_v1_staging_service, 19);
+  messageDesc(file_callforest_staging_v1_staging_service, 20);
 
 /**
  * StagingService keeps the tokens of calls until they were trained. Every write answers when a power
@@ -771,7 +796,8 @@ export const StagingService: GenService<{
   /**
    * Stage stores calls, each once: the first that is stored under a call_id wins, and a later one gets
    * the winner's coordinates and response. Digests are checked before anything is stored. Reasons:
-   * DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, ITEM_DEADLINE.
+   * DIGEST_MISMATCH, FRAME_BROKEN, PARTITION_DROPPED, STORE_FULL, OVERLOADED,
+   * ITEM_DEADLINE.
    *
    * @generated from rpc callforest.staging.v1.StagingService.Stage
    */
@@ -782,7 +808,7 @@ export const StagingService: GenService<{
   },
   /**
    * FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
-   * CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, ITEM_DEADLINE.
+   * CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
    *
    * @generated from rpc callforest.staging.v1.StagingService.FetchPrefix
    */

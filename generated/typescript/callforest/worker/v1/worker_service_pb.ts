@@ -5,12 +5,12 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
-import type { Completion } from "../../capture/v1/call_record_pb.js";
-import { file_callforest_capture_v1_call_record } from "../../capture/v1/call_record_pb.js";
 import type { CaptureAdmission } from "../../capture/v1/capture_admission_pb.js";
 import { file_callforest_capture_v1_capture_admission } from "../../capture/v1/capture_admission_pb.js";
 import type { CommitCoords } from "../../capture/v1/commit_coords_pb.js";
 import { file_callforest_capture_v1_commit_coords } from "../../capture/v1/commit_coords_pb.js";
+import type { Completion } from "../../capture/v1/completion_pb.js";
+import { file_callforest_capture_v1_completion } from "../../capture/v1/completion_pb.js";
 import type { FrameBegin, FrameChunk, FrameEnd } from "../../capture/v1/frame_pb.js";
 import { file_callforest_capture_v1_frame } from "../../capture/v1/frame_pb.js";
 import type { ItemCancel, ItemContext } from "../../capture/v1/item_pb.js";
@@ -25,7 +25,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/worker/v1/worker_service.proto.
  */
 export const file_callforest_worker_v1_worker_service: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L3dvcmtlci92MS93b3JrZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC53b3JrZXIudjEijQIKDEdlbmVyYXRlQ2FsbBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI3CgtjcmVhdGVfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARIiCgxjaGF0X3JlcXVlc3QYBCABKAxCDLpICXoHEAIYgICAEBI6CglhZG1pc3Npb24YBSABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FwdHVyZUFkbWlzc2lvbiLXAQoNR2VuZXJhdGVkQ2FsbBIVCg1jaGF0X3Jlc3BvbnNlGAEgASgMEjUKCmNvbXBsZXRpb24YAiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tcGxldGlvbhI1CgZzdGFnZWQYAyABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzSAASNgoGZmFpbGVkGAQgASgLMiQuY2FsbGZvcmVzdC53b3JrZXIudjEuQ2FwdHVyZUZhaWx1cmVIAEIJCgdjYXB0dXJlIjAKDkNhcHR1cmVGYWlsdXJlEg4KBnJlYXNvbhgBIAEoCRIOCgZkZXRhaWwYAiABKAkiEQoPRGVzY3JpYmVSZXF1ZXN0IoQBChBEZXNjcmliZVJlc3BvbnNlEg4KBmVuZ2luZRgBIAEoCRINCgVtb2RlbBgCIAEoCRIbChNjb250ZXh0X3Rva2VuX2NvdW50GAMgASgNEhYKDndlaWdodF92ZXJzaW9uGAQgASgEEhwKFGNvbmZpZ3VyYXRpb25fZGlnZXN0GAUgASgMIlEKFFVwZGF0ZVdlaWdodHNSZXF1ZXN0EhgKBHBhdGgYASABKAlCCrpIB3IFEAEYgCASHwoOd2VpZ2h0X3ZlcnNpb24YAiABKARCB7pIBDICKAEiLwoVVXBkYXRlV2VpZ2h0c1Jlc3BvbnNlEhYKDndlaWdodF92ZXJzaW9uGAEgASgEIlEKD0dlbmVyYXRlUmVxdWVzdBI+CgVpdGVtcxgBIAMoCzIiLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkdlbmVyYXRlSXRlbUILukgIkgEFCAEQgAIi2wIKDEdlbmVyYXRlSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMgoEY2FsbBgCIAEoCzIiLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkdlbmVyYXRlQ2FsbEgAEjMKBmNhbmNlbBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ2FuY2VsSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEINCgRib2R5EgW6SAIIASJJChBHZW5lcmF0ZVJlc3BvbnNlEjUKB3Jlc3VsdHMYASADKAsyJC5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlc3VsdCKkAgoOR2VuZXJhdGVSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSOAoJZ2VuZXJhdGVkGAIgASgLMiMuY2FsbGZvcmVzdC53b3JrZXIudjEuR2VuZXJhdGVkQ2FsbEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUywgIKDVdvcmtlclNlcnZpY2USYgoIR2VuZXJhdGUSJS5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlcXVlc3QaJi5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlc3BvbnNlIgOQAgAoATABEl4KCERlc2NyaWJlEiUuY2FsbGZvcmVzdC53b3JrZXIudjEuRGVzY3JpYmVSZXF1ZXN0GiYuY2FsbGZvcmVzdC53b3JrZXIudjEuRGVzY3JpYmVSZXNwb25zZSIDkAIBEm0KDVVwZGF0ZVdlaWdodHMSKi5jYWxsZm9yZXN0Lndvcmtlci52MS5VcGRhdGVXZWlnaHRzUmVxdWVzdBorLmNhbGxmb3Jlc3Qud29ya2VyLnYxLlVwZGF0ZVdlaWdodHNSZXNwb25zZSIDkAICYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_protobuf_timestamp, file_google_rpc_status]);
+  fileDesc("CiljYWxsZm9yZXN0L3dvcmtlci92MS93b3JrZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC53b3JrZXIudjEijQIKDEdlbmVyYXRlQ2FsbBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI3CgtjcmVhdGVfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARIiCgxjaGF0X3JlcXVlc3QYBCABKAxCDLpICXoHEAIYgICAEBI6CglhZG1pc3Npb24YBSABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FwdHVyZUFkbWlzc2lvbiLXAQoNR2VuZXJhdGVkQ2FsbBIVCg1jaGF0X3Jlc3BvbnNlGAEgASgMEjUKCmNvbXBsZXRpb24YAiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tcGxldGlvbhI1CgZzdGFnZWQYAyABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzSAASNgoGZmFpbGVkGAQgASgLMiQuY2FsbGZvcmVzdC53b3JrZXIudjEuQ2FwdHVyZUZhaWx1cmVIAEIJCgdjYXB0dXJlIjAKDkNhcHR1cmVGYWlsdXJlEg4KBnJlYXNvbhgBIAEoCRIOCgZkZXRhaWwYAiABKAkiEQoPRGVzY3JpYmVSZXF1ZXN0IoQBChBEZXNjcmliZVJlc3BvbnNlEg4KBmVuZ2luZRgBIAEoCRINCgVtb2RlbBgCIAEoCRIbChNjb250ZXh0X3Rva2VuX2NvdW50GAMgASgNEhYKDndlaWdodF92ZXJzaW9uGAQgASgEEhwKFGNvbmZpZ3VyYXRpb25fZGlnZXN0GAUgASgMImoKFFVwZGF0ZVdlaWdodHNSZXF1ZXN0EhgKBHBhdGgYASABKAlCCrpIB3IFEAEYgCASHwoOd2VpZ2h0X3ZlcnNpb24YAiABKARCB7pIBDICKAESFwoGc2hhMjU2GAMgASgMQge6SAR6AmggIi8KFVVwZGF0ZVdlaWdodHNSZXNwb25zZRIWCg53ZWlnaHRfdmVyc2lvbhgBIAEoBCJRCg9HZW5lcmF0ZVJlcXVlc3QSPgoFaXRlbXMYASADKAsyIi5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZUl0ZW1CC7pICJIBBQgBEIACItsCCgxHZW5lcmF0ZUl0ZW0SOwoHY29udGV4dBgBIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ29udGV4dEIGukgDyAEBEjIKBGNhbGwYAiABKAsyIi5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZUNhbGxIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiSQoQR2VuZXJhdGVSZXNwb25zZRI1CgdyZXN1bHRzGAEgAygLMiQuY2FsbGZvcmVzdC53b3JrZXIudjEuR2VuZXJhdGVSZXN1bHQipAIKDkdlbmVyYXRlUmVzdWx0EhAKCHNlcXVlbmNlGAEgASgEEjgKCWdlbmVyYXRlZBgCIAEoCzIjLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkdlbmVyYXRlZENhbGxIABIjCgVlcnJvchgDIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEIJCgdvdXRjb21lMsICCg1Xb3JrZXJTZXJ2aWNlEmIKCEdlbmVyYXRlEiUuY2FsbGZvcmVzdC53b3JrZXIudjEuR2VuZXJhdGVSZXF1ZXN0GiYuY2FsbGZvcmVzdC53b3JrZXIudjEuR2VuZXJhdGVSZXNwb25zZSIDkAICKAEwARJeCghEZXNjcmliZRIlLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkRlc2NyaWJlUmVxdWVzdBomLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkRlc2NyaWJlUmVzcG9uc2UiA5ACARJtCg1VcGRhdGVXZWlnaHRzEiouY2FsbGZvcmVzdC53b3JrZXIudjEuVXBkYXRlV2VpZ2h0c1JlcXVlc3QaKy5jYWxsZm9yZXN0Lndvcmtlci52MS5VcGRhdGVXZWlnaHRzUmVzcG9uc2UiA5ACAmIGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_completion, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_protobuf_timestamp, file_google_rpc_status]);
 
 /**
  * GenerateCall is one call to generate.
@@ -238,6 +238,13 @@ export type UpdateWeightsRequest = Message<"callforest.worker.v1.UpdateWeightsRe
    * @generated from field: uint64 weight_version = 2;
    */
   weightVersion: bigint;
+
+  /**
+   * sha256 is the SHA-256 of the file. The same version with another digest is refused.
+   *
+   * @generated from field: bytes sha256 = 3;
+   */
+  sha256: Uint8Array;
 };
 
 /**
@@ -454,8 +461,9 @@ export const GenerateResultSchema: GenMessage<GenerateResult> = /*@__PURE__*/
 export const WorkerService: GenService<{
   /**
    * Generate runs calls. A result comes when the call is generated and staged, or when its capture
-   * failed; a failed capture never fails the generation. A repeat generates again. Reasons:
-   * REQUEST_REFUSED, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
+   * failed; a failed capture never fails the generation. A repeat under the same call_id may sample
+   * again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
+   * ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
    *
    * @generated from rpc callforest.worker.v1.WorkerService.Generate
    */
@@ -476,7 +484,8 @@ export const WorkerService: GenService<{
   },
   /**
    * UpdateWeights loads new weights. It answers when every later generation uses them and no cached
-   * prefix of the old ones is left; running calls go on. A repeat of the present version is a no-op.
+   * prefix of the old ones is left; running calls go on. A repeat of the present version and digest is
+   * a no-op. A restarted worker loads the last update again before it serves.
    * Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
    *
    * @generated from rpc callforest.worker.v1.WorkerService.UpdateWeights
