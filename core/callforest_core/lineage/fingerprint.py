@@ -11,6 +11,7 @@ package does and a hash that differs would only surface as a lost parent.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,6 +31,7 @@ NO_FINGERPRINT = b""
 
 _ASSISTANT_DOMAIN = b"nemo-gym-lineage"
 _CONTEXT_DOMAIN = b"nemo-gym-lineage-context"
+_FIELD_HEADER = struct.Struct(">BQ")
 _TEXT_TYPES = frozenset({"", "text", "input_text", "output_text"})
 _TOOL_TYPES = frozenset({"tool_use", "tool_result"})
 
@@ -214,7 +216,7 @@ def _field(tag: int, text: str) -> bytes:
         encoded = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UnreadableItemError("a lone surrogate") from error
-    return b"%c%b%b" % (tag, len(encoded).to_bytes(8, "big"), encoded)
+    return _FIELD_HEADER.pack(tag, len(encoded)) + encoded
 
 
 def _parts(content: object) -> list[tuple[str, str]]:

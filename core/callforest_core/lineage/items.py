@@ -47,7 +47,7 @@ def response_items(served: Item, dialect: Dialect) -> list[Item]:
     """Return the items of a served response without its token columns.
 
     Chat: the message of each choice, as an assistant message; Responses: the `output` objects.
-    Raises ItemsError when more than one item carries token columns.
+    Raises ItemsError when more than one item carries token columns, or a choice is no object.
     """
     items = _chat_items(served) if dialect is Dialect.CHAT else _objects(served.get("output"))
     carriers = [item for item in items if item.get("generation_token_ids") is not None]
@@ -68,9 +68,15 @@ def _envelope(body: Item) -> list[Item]:
 
 
 def _chat_items(served: Item) -> list[Item]:
+    choices = served.get("choices") or []
+    if not isinstance(choices, list):
+        raise ItemsError("choices is not a list")
     items: list[Item] = []
-    for choice in _objects(served.get("choices")):
-        message = choice.get("message") or {}
+    for choice in choices:
+        known = choice or {}
+        if not isinstance(known, dict):
+            raise ItemsError("a choice is not an object")
+        message = known.get("message") or {}
         if isinstance(message, dict):
             items.append({"type": "message", "role": "assistant", **message})
     return items

@@ -66,3 +66,10 @@ def test_two_carriers_of_token_columns_are_an_error() -> None:
     served = {"choices": [{"message": message}, {"message": json.loads(json.dumps(message))}]}
     with pytest.raises(ItemsError, match="more than one"):
         response_items(served, Dialect.CHAT)
+
+
+@pytest.mark.parametrize("choices", [["text"], "text", [[1]]])
+def test_choices_that_are_no_objects_are_an_error(choices: object) -> None:
+    with pytest.raises(ItemsError, match="choice"):
+        response_items({"choices": choices}, Dialect.CHAT)
+    assert response_items({"choices": None}, Dialect.CHAT) == []
