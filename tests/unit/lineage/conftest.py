@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -23,24 +24,24 @@ def make_record() -> MakeRecord:
     def make(call_id: str, parent: CallRecord | None = None, **changes: object) -> CallRecord:
         prev_len = parent.cum_len if parent else 0
         delta_len = 2 if parent else 3
-        columns: dict[str, object] = {
-            "call_id": call_id,
-            "parent_call_id": parent.call_id if parent else None,
-            "mode": "token_in" if parent else "text",
-            "prev_len": prev_len,
-            "delta_len": delta_len,
-            "cum_len": prev_len + delta_len,
-            "weight_version": 7,
-            "digest": digest_of(f"digest {call_id}"),
-            "extras_digest": digest_of("no extras"),
-            "chain_hash": digest_of(f"chain {call_id}"),
-            "cumulative_hash": digest_of(f"tokens {call_id}"),
-            "staging_key": f"attempt/{call_id}",
-            "response_id": f"resp-{call_id}",
-            "admitted_at": 100.0,
-            "fingerprint_version": FINGERPRINT_VERSION,
-        }
-        return CallRecord(**{**columns, **changes})  # type: ignore[arg-type]
+        record = CallRecord(
+            call_id=call_id,
+            parent_call_id=parent.call_id if parent else None,
+            mode="token_in" if parent else "text",
+            prev_len=prev_len,
+            delta_len=delta_len,
+            cum_len=prev_len + delta_len,
+            weight_version=7,
+            digest=digest_of(f"digest {call_id}"),
+            extras_digest=digest_of("no extras"),
+            chain_hash=digest_of(f"chain {call_id}"),
+            cumulative_hash=digest_of(f"tokens {call_id}"),
+            staging_key=f"attempt/{call_id}",
+            response_id=f"resp-{call_id}",
+            admitted_at=100.0,
+            fingerprint_version=FINGERPRINT_VERSION,
+        )
+        return replace(record, **changes)
 
     return make
 

@@ -194,7 +194,7 @@ def test_a_stated_chain_is_kept_and_inherited(
     assert view.staging_chain("unknown") == ()
 
 
-@pytest.mark.requirement("ADM-8", "CAP-14")
+@pytest.mark.requirement("ADM-8")
 def test_what_a_row_keeps_does_not_grow_with_the_calls_before_it(
     make_record: MakeRecord, witness: MakeWitness
 ) -> None:
