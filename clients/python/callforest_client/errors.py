@@ -10,15 +10,17 @@ Contract: docs/protocol.md, section "Errors".
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import grpc
 import grpc.aio
-from callforest.error.v1 import error_reason_pb2 as er
-from callforest_core.refusal import Refusal
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
+
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_core.refusal import Refusal
 
 DOMAIN = "callforest"
 _PREFIX = "ERROR_REASON_"
@@ -149,7 +151,7 @@ def error_of(status: status_pb2.Status) -> CallforestError:
 
 def error_of_rpc(error: grpc.aio.AioRpcError) -> CallforestError:
     """Turn what a stub raised into the exception that a client raises."""
-    status = rpc_status.from_call(error)
+    status = rpc_status.from_call(cast("grpc.Call", error))  # it has what from_call reads
     if status is not None:
         return error_of(status)
     return _typed(error.code(), error.details() or "", er.ERROR_REASON_UNSPECIFIED, {}, None)

@@ -20,6 +20,13 @@ PAYLOAD_BYTES = 64 << 20
 
 Frame: TypeAlias = frame_pb2.FrameBegin | frame_pb2.FrameChunk | frame_pb2.FrameEnd
 
+FRAME_FIELDS = {
+    frame_pb2.FrameBegin: "begin",
+    frame_pb2.FrameChunk: "chunk",
+    frame_pb2.FrameEnd: "end",
+}
+"""The arm of an item's body, or of a result's outcome, that holds each frame."""
+
 
 def frames_of(serialized: bytes) -> Iterator[Frame]:
     """Cut a serialized payload into its frames."""
@@ -101,6 +108,10 @@ class FrameAssembler:
         if actual != begin.sha256:
             raise _broken(sequence, begin.sha256.hex(), actual.hex())
         return serialized
+
+    def has(self, sequence: int) -> bool:
+        """Whether a payload is unfinished."""
+        return sequence in self._open
 
     def drop(self, sequence: int) -> None:
         """Forget a payload, if it is unfinished."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
 from callforest.capture.v1 import frame_pb2, item_pb2
 from callforest.error.v1 import error_reason_pb2 as er
-from callforest_core.refusal import Refusal
-from google.protobuf.message import Message
-
 from callforest_client.errors import (
     CallforestError,
     RefusedError,
@@ -29,21 +29,94 @@ from callforest_client.errors import (
     error_of_rpc,
     status_of,
 )
-from callforest_client.frames import FRAME_BYTES, PAYLOAD_BYTES, FrameAssembler, frames_of
+from callforest_client.frames import (
+    FRAME_BYTES,
+    FRAME_FIELDS,
+    PAYLOAD_BYTES,
+    FrameAssembler,
+    frames_of,
+)
+from callforest_core.refusal import Refusal
 
 PayloadT = TypeVar("PayloadT", bound=Message)
 ResultT = TypeVar("ResultT", bound=Message)
 
+
+class ItemLike(Protocol):
+    """What every item message has; its body has a payload arm besides."""
+
+    @property
+    def context(self) -> item_pb2.ItemContext:
+        """The item's context."""
+        ...
+
+    def WhichOneof(self, oneof_group: Literal["body"], /) -> str | None:  # noqa: N802 - protobuf's name
+        """Name the arm that is set."""
+        ...
+
+    def ByteSize(self) -> int:  # noqa: N802 - protobuf's name
+        """Give the serialized size."""
+        ...
+
+
+class ResultLike(Protocol):
+    """What every result message has; its outcome has an answer arm besides."""
+
+    @property
+    def sequence(self) -> int:
+        """The item's sequence."""
+        ...
+
+    @property
+    def error(self) -> status_pb2.Status:
+        """Why the item failed."""
+        ...
+
+    @property
+    def begin(self) -> frame_pb2.FrameBegin:
+        """Announces a large answer."""
+        ...
+
+    @property
+    def chunk(self) -> frame_pb2.FrameChunk:
+        """A part of a large answer."""
+        ...
+
+    def WhichOneof(self, oneof_group: Literal["outcome"], /) -> str | None:  # noqa: N802 - protobuf's name
+        """Name the arm that is set."""
+        ...
+
+    def ByteSize(self) -> int:  # noqa: N802 - protobuf's name
+        """Give the serialized size."""
+        ...
+
+
+class RequestLike(Protocol):
+    """What every request message of an item stream has."""
+
+    @property
+    def items(self) -> Sequence[ItemLike]:
+        """The items."""
+        ...
+
+
+class ResponseLike(Protocol):
+    """What every response message of an item stream has."""
+
+    @property
+    def results(self) -> Sequence[ResultLike]:
+        """The results."""
+        ...
+
+
 MESSAGE_ITEMS = 256
 MESSAGE_BYTES = 2 << 20
-_FRAME_FIELDS = {
-    frame_pb2.FrameBegin: "begin",
-    frame_pb2.FrameChunk: "chunk",
-    frame_pb2.FrameEnd: "end",
-}
 _ITEM_OVERHEAD_BYTES = 256
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
+
+
+ItemCall: TypeAlias = "grpc.aio.StreamStreamCall[RequestLike, ResponseLike]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +137,12 @@ class StreamSpec(Generic[PayloadT, ResultT]):
     """
 
     name: str
-    request: Callable[..., Message]
-    item: Callable[..., Message]
+    request: Callable[..., RequestLike]
+    item: Callable[..., ItemLike]
     payload_field: str
     payload: type[PayloadT]
-    response: Callable[..., Message]
-    result: Callable[..., Message]
+    response: Callable[..., ResponseLike]
+    result: Callable[..., ResultLike]
     answer_field: str
     answer: type[ResultT]
     repeatable: bool
@@ -90,7 +163,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
 
     Args:
         spec: the stream's messages.
-        connect: opens the RPC; called again after a break.
+        connect: opens the RPC, a stub's method; called again after a break.
         tenant: owns every item.
         unanswered_max: callers beyond this many wait for a place.
         linger_s: how long to gather items once several callers are at work; 0 never waits.
@@ -99,7 +172,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
     def __init__(
         self,
         spec: StreamSpec[PayloadT, ResultT],
-        connect: Callable[[], grpc.aio.StreamStreamCall[Message, Message]],
+        connect: Callable[[], object],
         *,
         tenant: str,
         unanswered_max: int = 1024,
@@ -111,9 +184,10 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self._linger_s = linger_s
         self._places = asyncio.Semaphore(unanswered_max)
         self._unanswered: dict[int, _Pending[PayloadT, ResultT]] = {}
-        self._queue: deque[Message] = deque()
+        self._queue: deque[ItemLike] = deque()
         self._wake = asyncio.Event()
         self._sequence = 0
+        self._answer_count = 0
         self._closed = False
         self._runner: asyncio.Task[None] | None = None
         self.message_count = 0
@@ -169,17 +243,14 @@ class ItemStream(Generic[PayloadT, ResultT]):
 
     def _retire(self, pending: _Pending[PayloadT, ResultT]) -> None:
         """Forget an item; tell the server if nobody waits for its answer any more."""
-        if self._unanswered.pop(pending.sequence, None) is None or pending.future.done():
-            if not pending.future.cancelled():
-                return
-        if pending.sent and not self._closed:
+        self._unanswered.pop(pending.sequence, None)
+        answered = pending.future.done() and not pending.future.cancelled()
+        if pending.sent and not answered and not self._closed:
             context = self._context(pending, asyncio.get_running_loop().time())
             self._queue.append(self._spec.item(context=context, cancel=item_pb2.ItemCancel()))
             self._wake.set()
 
-    def _context(
-        self, pending: _Pending[PayloadT, ResultT], now: float
-    ) -> item_pb2.ItemContext:
+    def _context(self, pending: _Pending[PayloadT, ResultT], now: float) -> item_pb2.ItemContext:
         return item_pb2.ItemContext(
             sequence=pending.sequence,
             tenant=self._tenant,
@@ -187,12 +258,10 @@ class ItemStream(Generic[PayloadT, ResultT]):
             traceparent=pending.traceparent,
         )
 
-    def _items(self, pending: _Pending[PayloadT, ResultT], now: float) -> Iterator[Message]:
+    def _items(self, pending: _Pending[PayloadT, ResultT], now: float) -> Iterator[ItemLike]:
         context = self._context(pending, now)
         if pending.payload.ByteSize() <= FRAME_BYTES:
-            yield self._spec.item(
-                context=context, **{self._spec.payload_field: pending.payload}
-            )
+            yield self._spec.item(context=context, **{self._spec.payload_field: pending.payload})
             return
         serialized = pending.payload.SerializeToString()
         if len(serialized) > PAYLOAD_BYTES:
@@ -207,7 +276,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 )
             )
         for frame in frames_of(serialized):
-            yield self._spec.item(context=context, **{_FRAME_FIELDS[type(frame)]: frame})
+            yield self._spec.item(context=context, **{FRAME_FIELDS[type(frame)]: frame})
 
     async def _run(self) -> None:
         """Keep a stream open while there is something to send or to await."""
@@ -223,8 +292,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
 
     async def _converse(self) -> bool:
         """Run one stream until it ends; say whether it answered anything."""
-        before = len(self._unanswered)
-        call = self._connect()
+        before = self._answer_count
+        call = cast("ItemCall", self._connect())
         reader = asyncio.ensure_future(self._read(call))
         writer = asyncio.ensure_future(self._write(call))
         try:
@@ -236,9 +305,9 @@ class ItemStream(Generic[PayloadT, ResultT]):
             outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
         error = next((one for one in outcomes if isinstance(one, CallforestError)), None)
         self._after_break(error)
-        return isinstance(outcomes[0], int) or len(self._unanswered) < before
+        return self._answer_count > before
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[Message, Message]) -> None:
+    async def _write(self, call: ItemCall) -> None:
         while True:
             await self._wake.wait()
             if self._linger_s and len(self._unanswered) >= 4:
@@ -256,8 +325,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
             except asyncio.InvalidStateError:
                 raise _broken(self._spec.name, "ended") from None
 
-    def _next_batch(self) -> list[Message]:
-        batch: list[Message] = []
+    def _next_batch(self) -> list[ItemLike]:
+        batch: list[ItemLike] = []
         size = 0
         while self._queue and len(batch) < MESSAGE_ITEMS:
             item = self._queue[0]
@@ -265,24 +334,25 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if batch and size > MESSAGE_BYTES:
                 break
             batch.append(self._queue.popleft())
-            pending = self._unanswered.get(item.context.sequence)  # type: ignore[attr-defined] # spec.item has a context
+            pending = self._unanswered.get(item.context.sequence)
             if pending is not None:
                 pending.sent = True
         return batch
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[Message, Message]) -> None:
+    async def _read(self, call: ItemCall) -> None:
         assembler = FrameAssembler(payloads_max=1024)
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                for result in response.results:  # type: ignore[union-attr] # spec.response has results
+            async for response in call:
+                for result in response.results:
                     self._take(result, assembler)
             code = await call.code()
         except grpc.aio.AioRpcError as error:
             raise error_of_rpc(error) from None
         raise _broken(self._spec.name, code.name)
 
-    def _take(self, result: Message, assembler: FrameAssembler) -> None:
-        sequence: int = result.sequence  # type: ignore[attr-defined] # spec.result has one
+    def _take(self, result: ResultLike, assembler: FrameAssembler) -> None:
+        self._answer_count += 1
+        sequence: int = result.sequence
         pending = self._unanswered.get(sequence)
         if pending is None or pending.future.done():
             assembler.drop(sequence)
@@ -292,11 +362,11 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if outcome == self._spec.answer_field:
                 pending.future.set_result(getattr(result, outcome))
             elif outcome == "error":
-                pending.future.set_exception(error_of(result.error))  # type: ignore[attr-defined] # outcome says so
+                pending.future.set_exception(error_of(result.error))
             elif outcome == "begin":
-                assembler.begin(sequence, result.begin)  # type: ignore[attr-defined] # outcome says so
+                assembler.begin(sequence, result.begin)
             elif outcome == "chunk":
-                assembler.chunk(sequence, result.chunk)  # type: ignore[attr-defined] # outcome says so
+                assembler.chunk(sequence, result.chunk)
             elif outcome == "end":
                 answer = self._spec.answer.FromString(assembler.end(sequence))
                 pending.future.set_result(answer)

@@ -1,0 +1,1 @@
+"""The typed clients of the Callforest services."""

@@ -1,0 +1,61 @@
+"""The Admission service's client."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from callforest.admission.v1 import admission_service_pb2 as pb
+from callforest.admission.v1 import admission_service_pb2_grpc as rpc
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
+from callforest_client import unary
+from callforest_client.item_stream import ItemStream
+from callforest_client.streams import ADMIT_CALLS
+
+
+class AdmissionClient:
+    """Opens attempts and has calls judged.
+
+    Args:
+        channel: a channel to the Admission service.
+        tenant: owns everything that is touched.
+        timeout_s: the deadline of each call.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 10.0
+    ) -> None:
+        self._stub = rpc.AdmissionServiceStub(channel)
+        self._tenant = tenant
+        self._timeout_s = timeout_s
+        self._admissions = ItemStream(ADMIT_CALLS, self._stub.AdmitCalls, tenant=tenant)
+
+    async def open_attempt(self, rollout_id: str, *, request_id: str) -> attempt_pb2.Attempt:
+        """Open the next attempt of a rollout; the one before is sealed.
+
+        Args:
+            rollout_id: the logical rollout.
+            request_id: a UUID; a repeat with it gets the first answer.
+        """
+        request = pb.OpenAttemptRequest(
+            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id
+        )
+        response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
+        return response.attempt
+
+    async def admit(
+        self, intent: attempt_pb2.CallIntent, *, traceparent: str = ""
+    ) -> capture_admission_pb2.Verdict:
+        """Announce a call and learn what may be captured of it."""
+        return await self._admissions.send(
+            intent, timeout_s=self._timeout_s, traceparent=traceparent
+        )
+
+    async def close_attempt(self, capture_key: str) -> attempt_pb2.Attempt:
+        """End new calls of an attempt."""
+        request = pb.CloseAttemptRequest(tenant=self._tenant, capture_key=capture_key)
+        response = await unary.call(self._stub.CloseAttempt, request, timeout_s=self._timeout_s)
+        return response.attempt
+
+    async def close(self) -> None:
+        """End the client's streams; the channel stays open."""
+        await self._admissions.close()

@@ -1,0 +1,163 @@
+"""The Ledger service's client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
+from callforest.ledger.v1 import ledger_service_pb2 as pb
+from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
+from callforest_client import unary
+from callforest_client.errors import UnavailableError
+from callforest_client.item_stream import ItemStream
+from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
+
+SETTLE_WAIT_S = 300.0
+"""How long a rollout owner waits for admitted calls (LED-6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """An attempt and all its rows, in the order in which they became durable."""
+
+    attempt: attempt_pb2.Attempt
+    entries: tuple[attempt_pb2.ManifestEntry, ...]
+
+    @property
+    def records(self) -> list[call_record_pb2.CallRecord]:
+        """The committed calls."""
+        return [one.record for one in self.entries if one.WhichOneof("entry") == "record"]
+
+    @property
+    def failures(self) -> list[attempt_pb2.CallFailure]:
+        """The calls that were not captured."""
+        return [one.failure for one in self.entries if one.WhichOneof("entry") == "failure"]
+
+
+class LedgerClient:
+    """Records attempts and calls, and reads them back.
+
+    Args:
+        channel: a channel to the Ledger service.
+        tenant: owns everything that is touched.
+        timeout_s: the deadline of each call, waits apart.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 10.0
+    ) -> None:
+        self._stub = rpc.LedgerServiceStub(channel)
+        self._tenant = tenant
+        self._timeout_s = timeout_s
+        self._intents = ItemStream(RECORD_INTENTS, self._stub.RecordIntents, tenant=tenant)
+        self._commits = ItemStream(COMMIT_CALLS, self._stub.CommitCalls, tenant=tenant)
+
+    async def open_attempt(self, rollout_id: str, *, request_id: str) -> attempt_pb2.Attempt:
+        """Open the next attempt of a rollout; the one before is sealed."""
+        request = pb.OpenAttemptRequest(
+            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id
+        )
+        response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
+        return response.attempt
+
+    async def record_intent(
+        self,
+        intent: attempt_pb2.CallIntent,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> capture_admission_pb2.Verdict:
+        """Record a call before inference and learn what it continues."""
+        return await self._intents.send(
+            intent, timeout_s=timeout_s or self._timeout_s, traceparent=traceparent
+        )
+
+    async def find_predecessor(
+        self, capture_key: str, chain: capture_admission_pb2.ChainProbe
+    ) -> capture_admission_pb2.Verdict:
+        """Learn what a request would continue; record nothing."""
+        request = pb.FindPredecessorRequest(
+            tenant=self._tenant, capture_key=capture_key, chain=chain
+        )
+        response = await unary.call(self._stub.FindPredecessor, request, timeout_s=self._timeout_s)
+        return response.verdict
+
+    async def record(
+        self,
+        record: call_record_pb2.CallRecord,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.CommittedEntry:
+        """Append the record of a staged call; from now on it can be a parent."""
+        return await self._commits.send(
+            attempt_pb2.ManifestEntry(record=record),
+            timeout_s=timeout_s or self._timeout_s,
+            traceparent=traceparent,
+        )
+
+    async def record_failure(
+        self,
+        failure: attempt_pb2.CallFailure,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.CommittedEntry:
+        """Append a failure row; the call can never be a parent."""
+        return await self._commits.send(
+            attempt_pb2.ManifestEntry(failure=failure),
+            timeout_s=timeout_s or self._timeout_s,
+            traceparent=traceparent,
+        )
+
+    async def close_admissions(self, capture_key: str) -> attempt_pb2.Attempt:
+        """End new calls of an attempt."""
+        request = pb.CloseAdmissionsRequest(tenant=self._tenant, capture_key=capture_key)
+        response = await unary.call(self._stub.CloseAdmissions, request, timeout_s=self._timeout_s)
+        return response.attempt
+
+    async def await_settled(
+        self, capture_key: str, *, wait_s: float = SETTLE_WAIT_S
+    ) -> attempt_pb2.Attempt:
+        """Wait until no admitted call is pending, at most `wait_s`."""
+        request = pb.AwaitSettledRequest(
+            tenant=self._tenant, capture_key=capture_key, wait_ms=int(wait_s * 1000)
+        )
+        response = await unary.call(
+            self._stub.AwaitSettled, request, timeout_s=wait_s + self._timeout_s
+        )
+        return response.attempt
+
+    async def seal(self, capture_key: str) -> attempt_pb2.Attempt:
+        """Fix epoch, revision and pending calls of an attempt."""
+        request = pb.SealAttemptRequest(tenant=self._tenant, capture_key=capture_key)
+        response = await unary.call(self._stub.SealAttempt, request, timeout_s=self._timeout_s)
+        return response.attempt
+
+    async def manifest(self, capture_key: str) -> Manifest:
+        """Read an attempt and all its rows."""
+        request = pb.GetManifestRequest(tenant=self._tenant, capture_key=capture_key)
+        attempt: attempt_pb2.Attempt | None = None
+        entries: list[attempt_pb2.ManifestEntry] = []
+        pages = unary.stream(self._stub.GetManifest, request, timeout_s=self._timeout_s)
+        async for page in pages:
+            if page.HasField("attempt"):
+                attempt = page.attempt
+            entries.extend(page.entries)
+        if attempt is None:
+            raise UnavailableError(grpc.StatusCode.UNAVAILABLE, "the manifest came without pages")
+        return Manifest(attempt, tuple(entries))
+
+    async def has_rows(self, capture_key: str) -> bool:
+        """Say whether a call of the attempt committed or failed."""
+        request = pb.HasRowsRequest(tenant=self._tenant, capture_key=capture_key)
+        response = await unary.call(self._stub.HasRows, request, timeout_s=self._timeout_s)
+        return response.has_rows
+
+    async def close(self) -> None:
+        """End the client's streams; the channel stays open."""
+        await self._intents.close()
+        await self._commits.close()

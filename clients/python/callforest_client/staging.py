@@ -1,0 +1,119 @@
+"""The Staging service's client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc.aio
+
+from callforest.capture.v1 import staged_call_pb2
+from callforest.staging.v1 import staging_service_pb2 as pb
+from callforest.staging.v1 import staging_service_pb2_grpc as rpc
+from callforest_client import unary
+from callforest_client.frames import FrameAssembler
+from callforest_client.item_stream import ItemStream
+from callforest_client.streams import FETCH_PREFIX, STAGE
+
+CALLS_MAX = 4096
+"""Most calls of one Fetch or DeleteCalls; longer lists are cut."""
+
+
+class StagingClient:
+    """Stages the tokens of calls and reads them back.
+
+    Args:
+        channel: a channel to the Staging service.
+        tenant: owns everything that is touched.
+        timeout_s: the deadline of each call.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 30.0
+    ) -> None:
+        self._stub = rpc.StagingServiceStub(channel)
+        self._tenant = tenant
+        self._timeout_s = timeout_s
+        self._stages = ItemStream(STAGE, self._stub.Stage, tenant=tenant)
+        self._prefixes = ItemStream(FETCH_PREFIX, self._stub.FetchPrefix, tenant=tenant)
+
+    async def stage(
+        self,
+        call: staged_call_pb2.StagedCall,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.StagedReceipt:
+        """Store a call; the answer means that a power cut cannot undo it."""
+        return await self._stages.send(
+            call, timeout_s=timeout_s or self._timeout_s, traceparent=traceparent
+        )
+
+    async def fetch_prefix(
+        self,
+        query: pb.PrefixQuery,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.Prefix:
+        """Read the deltas from a root to a call, less what the caller holds."""
+        return await self._prefixes.send(
+            query, timeout_s=timeout_s or self._timeout_s, traceparent=traceparent
+        )
+
+    async def fetch(
+        self, capture_key: str, call_ids: Sequence[str]
+    ) -> list[staged_call_pb2.StagedCall]:
+        """Read staged calls in the asked order.
+
+        Raises:
+            RefusedError: one is missing (CALL_NOT_FOUND) or damaged (STORE_CORRUPT).
+        """
+        calls: list[staged_call_pb2.StagedCall] = []
+        assembler = FrameAssembler()
+        for start in range(0, len(call_ids), CALLS_MAX):
+            request = pb.FetchRequest(
+                tenant=self._tenant,
+                capture_key=capture_key,
+                call_ids=call_ids[start : start + CALLS_MAX],
+            )
+            parts = unary.stream(self._stub.Fetch, request, timeout_s=self._timeout_s)
+            async for part in parts:
+                which = part.WhichOneof("part")
+                if which == "call":
+                    calls.append(part.call)
+                elif which == "begin":
+                    assembler.begin(0, part.begin)
+                elif which == "chunk":
+                    assembler.chunk(0, part.chunk)
+                else:
+                    calls.append(staged_call_pb2.StagedCall.FromString(assembler.end(0)))
+        return calls
+
+    async def delete(self, capture_key: str, call_ids: Sequence[str]) -> int:
+        """Remove staged calls by their exact keys; give how many were there."""
+        deleted = 0
+        for start in range(0, len(call_ids), CALLS_MAX):
+            request = pb.DeleteCallsRequest(
+                tenant=self._tenant,
+                capture_key=capture_key,
+                call_ids=call_ids[start : start + CALLS_MAX],
+            )
+            response = await unary.call(self._stub.DeleteCalls, request, timeout_s=self._timeout_s)
+            deleted += response.deleted_count
+        return deleted
+
+    async def drop_partition(self, capture_key: str) -> int:
+        """Remove all staged calls of an attempt and refuse later ones."""
+        request = pb.DropPartitionRequest(tenant=self._tenant, capture_key=capture_key)
+        response = await unary.call(self._stub.DropPartition, request, timeout_s=self._timeout_s)
+        return response.deleted_count
+
+    async def stat(self) -> pb.StatResponse:
+        """Count what the tenant has staged."""
+        request = pb.StatRequest(tenant=self._tenant)
+        return await unary.call(self._stub.Stat, request, timeout_s=self._timeout_s)
+
+    async def close(self) -> None:
+        """End the client's streams; the channel stays open."""
+        await self._stages.close()
+        await self._prefixes.close()

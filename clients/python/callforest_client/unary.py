@@ -1,0 +1,69 @@
+"""Unary calls: a deadline always, repeats while the service is away, typed errors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from callforest_client.errors import error_of_rpc
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+_BACKOFF_FIRST_S = 0.05
+_BACKOFF_LAST_S = 1.0
+
+
+async def call(
+    method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT],
+    request: RequestT,
+    *,
+    timeout_s: float,
+    repeatable: bool = True,
+) -> ResponseT:
+    """Call a method; repeat it while the service is unavailable and time is left.
+
+    Repeats wait a random part of a delay that doubles from 50 ms to 1 s, so that the clients of a
+    restarted service do not come back together.
+
+    Raises:
+        RefusedError: the service refused.
+        UnavailableError: no answer within `timeout_s`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    backoff_s = _BACKOFF_FIRST_S
+    while True:
+        try:
+            return await method(request, timeout=max(0.001, deadline - loop.time()))
+        except grpc.aio.AioRpcError as error:
+            pause_s = random.uniform(0, backoff_s)  # noqa: S311 - spreads load, guards nothing
+            away = error.code() is grpc.StatusCode.UNAVAILABLE
+            if not (repeatable and away and loop.time() + pause_s < deadline):
+                raise error_of_rpc(error) from None
+            await asyncio.sleep(pause_s)
+            backoff_s = min(backoff_s * 2, _BACKOFF_LAST_S)
+
+
+async def stream(
+    method: grpc.aio.UnaryStreamMultiCallable[RequestT, ResponseT],
+    request: RequestT,
+    *,
+    timeout_s: float,
+) -> AsyncIterator[ResponseT]:
+    """Call a method that answers with a stream, and give its messages.
+
+    Raises:
+        RefusedError: the service refused.
+        UnavailableError: the stream broke, or did not end within `timeout_s`.
+    """
+    try:
+        async for response in method(request, timeout=timeout_s):
+            yield response
+    except grpc.aio.AioRpcError as error:
+        raise error_of_rpc(error) from None

@@ -1,0 +1,1 @@
+"""The Callforest services, one package each, and the chassis they stand on."""

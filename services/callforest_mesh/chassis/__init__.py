@@ -1,0 +1,1 @@
+"""What every service stands on: start and drain, health, interceptors, item streams, the store."""

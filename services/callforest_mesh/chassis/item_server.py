@@ -1,0 +1,266 @@
+"""The server's side of an item stream: each item is a task of its own, results go out together.
+
+Contract: docs/protocol.md, section "Item streams".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeAlias, cast
+
+from google.protobuf.message import DecodeError, Message
+from google.rpc import status_pb2
+
+from callforest.capture.v1 import frame_pb2, item_pb2
+from callforest_client.frames import FRAME_BYTES, FRAME_FIELDS, FrameAssembler, frames_of
+from callforest_client.item_stream import (
+    MESSAGE_BYTES,
+    MESSAGE_ITEMS,
+    ItemLike,
+    PayloadT,
+    RequestLike,
+    ResponseLike,
+    ResultLike,
+    ResultT,
+    StreamSpec,
+)
+from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.errors import (
+    draining,
+    item_late,
+    overloaded,
+    status_of_exception,
+)
+from callforest_mesh.chassis.validation import check, malformed
+
+_LOG = logging.getLogger("callforest")
+_RESULT_OVERHEAD_BYTES = 64
+UNANSWERED_MAX = 1024
+
+Handler: TypeAlias = Callable[[item_pb2.ItemContext, PayloadT], Awaitable[ResultT]]
+
+
+class Drain:
+    """Says when a service stops taking work. Set once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def begin(self) -> None:
+        """Stop taking work; what was taken is finished."""
+        self._event.set()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the service stops taking work."""
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Wait until the service stops taking work."""
+        await self._event.wait()
+
+
+class ItemServer(Generic[PayloadT, ResultT]):
+    """Serves one kind of item stream for all its callers.
+
+    Args:
+        spec: the stream's messages.
+        handler: answers one item; raises Refusal or CallforestError for a typed failure.
+        service: names the service in errors.
+        drain: when begun, streams end after the items they had taken.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec[PayloadT, ResultT],
+        handler: Handler[PayloadT, ResultT],
+        *,
+        service: str,
+        drain: Drain,
+    ) -> None:
+        self._spec = spec
+        self._handler = handler
+        self._service = service
+        self._drain = drain
+
+    async def serve(self, requests: AsyncIterator[RequestLike]) -> AsyncIterator[ResponseLike]:
+        """Serve one stream: give the response messages for the request messages.
+
+        Raises:
+            Refusal: DRAINING, after every taken item was answered.
+        """
+        stream = _Stream(self._spec, self._handler, self._service, self._drain)
+        reader = asyncio.ensure_future(stream.read(requests))
+        try:
+            while True:
+                await stream.wait()
+                while results := stream.next_results():
+                    yield self._spec.response(results=results)
+                if reader.done() and stream.idle:
+                    break
+        finally:
+            reader.cancel()
+            stream.cancel_all()
+        reader.result()
+        if self._drain.begun:
+            raise draining(self._service)
+
+
+class _Stream(Generic[PayloadT, ResultT]):
+    """The state of one stream."""
+
+    def __init__(
+        self,
+        spec: StreamSpec[PayloadT, ResultT],
+        handler: Handler[PayloadT, ResultT],
+        service: str,
+        drain: Drain,
+    ) -> None:
+        self._spec = spec
+        self._handler = handler
+        self._service = service
+        self._drain = drain
+        self._assembler = FrameAssembler()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._results: deque[ResultLike] = deque()
+        self._wake = asyncio.Event()
+        self._highest = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to answer."""
+        return not self._tasks and not self._results
+
+    async def wait(self) -> None:
+        """Wait until there may be something to do."""
+        await self._wake.wait()
+        self._wake.clear()
+
+    async def read(self, requests: AsyncIterator[RequestLike]) -> None:
+        """Take items until the client ends its side or the service drains."""
+        drained = asyncio.ensure_future(self._drain.wait())
+        iterator = requests.__aiter__()
+        try:
+            while not self._drain.begun:
+                coming = asyncio.ensure_future(anext(iterator, None))
+                try:
+                    await asyncio.wait({coming, drained}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not coming.done():
+                        coming.cancel()
+                if coming.cancelled() or not coming.done():
+                    return
+                request = coming.result()
+                if request is None:
+                    return
+                for item in request.items:
+                    self._take(item)
+        finally:
+            drained.cancel()
+            self._wake.set()
+
+    def next_results(self) -> list[ResultLike]:
+        """Give the results that fit into the next message."""
+        batch: list[ResultLike] = []
+        size = 0
+        while self._results and len(batch) < MESSAGE_ITEMS:
+            size += self._results[0].ByteSize() + _RESULT_OVERHEAD_BYTES
+            if batch and size > MESSAGE_BYTES:
+                break
+            batch.append(self._results.popleft())
+        return batch
+
+    def cancel_all(self) -> None:
+        """Cancel what nobody waits for any more."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _take(self, item: ItemLike) -> None:
+        context: item_pb2.ItemContext = item.context
+        sequence = context.sequence
+        body = item.WhichOneof("body")
+        try:
+            if body == "cancel":
+                self._assembler.drop(sequence)
+                if (task := self._tasks.get(sequence)) is not None:
+                    task.cancel()
+                return
+            check(cast("Message", item))
+            if body in (self._spec.payload_field, "begin"):
+                self._open(context)
+            payload = self._payload(sequence, body, item)
+        except Refusal as refusal:
+            self._assembler.drop(sequence)
+            self._answer_error(sequence, status_of_exception(refusal, service=self._service))
+            return
+        if payload is None:
+            return
+        task = asyncio.ensure_future(self._answer(context, payload))
+        self._tasks[sequence] = task
+        task.add_done_callback(lambda _: self._finished(sequence))
+
+    def _open(self, context: item_pb2.ItemContext) -> None:
+        """Admit a new item to the stream; the server never stops reading, it sheds."""
+        if context.sequence <= self._highest:
+            raise malformed(self._spec.name, f"sequence {context.sequence} does not rise")
+        self._highest = context.sequence
+        if context.timeout_ms < 1:
+            raise malformed(self._spec.name, "timeout_ms must be at least 1 on a new item")
+        if len(self._tasks) >= UNANSWERED_MAX:
+            raise overloaded("unanswered_items", UNANSWERED_MAX, retry_after_ms=100)
+
+    def _payload(self, sequence: int, body: str | None, item: ItemLike) -> PayloadT | None:
+        """Give the item's payload; None while frames are missing."""
+        if body == self._spec.payload_field:
+            payload: PayloadT = getattr(item, self._spec.payload_field)
+            return payload
+        frame = getattr(item, body or "")
+        if not isinstance(frame, frame_pb2.FrameBegin) and not self._assembler.has(sequence):
+            return None  # the rest of a payload that was answered already
+        if isinstance(frame, frame_pb2.FrameBegin):
+            self._assembler.begin(sequence, frame)
+            return None
+        if isinstance(frame, frame_pb2.FrameChunk):
+            self._assembler.chunk(sequence, frame)
+            return None
+        serialized = self._assembler.end(sequence)
+        try:
+            framed = self._spec.payload.FromString(serialized)
+        except DecodeError:
+            raise malformed(self._spec.name, "the framed payload cannot be parsed") from None
+        check(framed)
+        return framed
+
+    async def _answer(self, context: item_pb2.ItemContext, payload: PayloadT) -> None:
+        try:
+            async with asyncio.timeout(context.timeout_ms / 1000):
+                answer = await self._handler(context, payload)
+        except TimeoutError:
+            error = status_of_exception(item_late(context.timeout_ms), service=self._service)
+            self._answer_error(context.sequence, error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - mapped, logged
+            status = status_of_exception(error, service=self._service)
+            self._answer_error(context.sequence, status)
+        else:
+            self._answer_with(context.sequence, answer)
+
+    def _answer_with(self, sequence: int, answer: ResultT) -> None:
+        if answer.ByteSize() <= FRAME_BYTES:
+            fields = {self._spec.answer_field: answer}
+            self._results.append(self._spec.result(sequence=sequence, **fields))
+        else:
+            for frame in frames_of(answer.SerializeToString()):
+                arm = {FRAME_FIELDS[type(frame)]: frame}
+                self._results.append(self._spec.result(sequence=sequence, **arm))
+        self._wake.set()
+
+    def _answer_error(self, sequence: int, status: status_pb2.Status) -> None:
+        self._results.append(self._spec.result(sequence=sequence, error=status))
+        self._wake.set()
+
+    def _finished(self, sequence: int) -> None:
+        self._tasks.pop(sequence, None)
+        self._wake.set()
