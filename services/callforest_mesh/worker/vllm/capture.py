@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from callforest_core.custody.errors import SpliceRefusedError
 from callforest_core.custody.splice import splice_prefix
 from callforest_mesh.worker.engine import (
@@ -60,7 +61,8 @@ class Capture:
         history_render: the rendering up to and including the last assistant message, without
             generation prompt; set when there is a prefix.
         prefix_refused: why the prefix is not placed; "" while it may be.
-        asked_token_count: most tokens that the client asked for; None to leave it to the engine.
+        asked_token_count: most tokens that the client allows; None to leave it to the serving
+            layer, which knows the length of the rendering only.
         prompt_ids: what the model saw, [prompt].
         generated_ids: what it sampled, [generation]; empty when the capture failed.
         logprobs: of each sampled token, [generation].

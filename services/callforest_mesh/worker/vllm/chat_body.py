@@ -65,22 +65,12 @@ def read_body(body: bytes, call_id: str) -> dict[str, Any]:
     return parsed
 
 
-def lift_token_limit(body: dict[str, Any]) -> int | None:
-    """Take the client's limit out of a request whose prompt will be replaced, and return it.
-
-    The serving layer would measure the limit against the re-rendered history; asked for one token,
-    it measures nothing. The limit is applied behind it, to the spliced prompt. None when the
-    client set no limit, or none that the serving layer accepts: then the body is left as it is.
-    """
+def asked_token_count(body: dict[str, Any]) -> int | None:
+    """Return how many tokens the client allows; None when it does not say so with an integer."""
     for name in ("max_completion_tokens", "max_tokens"):
         asked = body.get(name)
-        if asked is None:
-            continue
-        if isinstance(asked, int) and asked > 1:
-            body.pop("max_tokens", None)
-            body["max_completion_tokens"] = 1
-            return asked
-        return None
+        if asked is not None:
+            return asked if type(asked) is int else None
     return None
 
 

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from callforest_mesh.worker.engine import (
     EngineDescription,
     EngineRefusalError,
@@ -20,8 +22,8 @@ from callforest_mesh.worker.engine import (
 )
 from callforest_mesh.worker.vllm.capture import Capture, CapturingClient, current_capture
 from callforest_mesh.worker.vllm.chat_body import (
+    asked_token_count,
     history_body,
-    lift_token_limit,
     read_body,
     write_response,
 )
@@ -48,10 +50,17 @@ class VllmHost:
 
     Once weights fail to load half-way the host answers nothing any more: no one knows what a
     model of mixed weights would sample. Its process must be replaced.
+
+    Args:
+        options: what vLLM is started with.
+        on_broken: called once, when that happens.
     """
 
-    def __init__(self, options: VllmOptions) -> None:
+    def __init__(
+        self, options: VllmOptions, *, on_broken: Callable[[], None] = lambda: None
+    ) -> None:
         self._options = options
+        self._on_broken = on_broken
         self._cleanup = AsyncExitStack()
         self._updating = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
@@ -72,7 +81,6 @@ class VllmHost:
     async def start(self) -> EngineDescription:
         """Load the model and build the serving layer; return when it can generate."""
         from starlette.datastructures import State
-
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 
@@ -157,7 +165,7 @@ class VllmHost:
         capture = Capture()
         if request.prefix is not None and len(request.prefix):
             capture.prefix = request.prefix
-            capture.asked_token_count = lift_token_limit(body)
+            capture.asked_token_count = asked_token_count(body)
             await self._render_history(capture, body)
         token = current_capture.set(capture)
         try:
@@ -258,6 +266,7 @@ class VllmHost:
         self._broken = reason
         for task in self._running:
             task.cancel()
+        self._on_broken()
 
 
 def _parse_arguments(options: VllmOptions) -> Any:
@@ -290,7 +299,6 @@ def _parse_request(body: dict[str, Any]) -> Any:
         EngineRefusalError: a field is missing or malformed; the first one is named.
     """
     from pydantic import ValidationError
-
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.exceptions import VLLMValidationError
 

@@ -1,0 +1,84 @@
+"""The engine's process: `python -m callforest_mesh.worker.vllm.child --socket S --options JSON`.
+
+It serves `EngineService` on the unix socket once the engine can generate. It ends when its standard
+input does (then its parent is gone, whatever became of it), on SIGTERM, or when the engine breaks.
+The exit status is 0 unless the engine broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import grpc.aio
+
+from callforest.worker.v1 import engine_service_pb2_grpc as pb_grpc
+from callforest_mesh.worker.vllm.host import VllmHost
+from callforest_mesh.worker.vllm.limits import MESSAGE_OPTIONS
+from callforest_mesh.worker.vllm.options import VllmOptions
+from callforest_mesh.worker.vllm.servicer import EngineServicer
+
+_END_S = 15.0
+
+
+async def serve(socket: Path, options: VllmOptions) -> int:
+    """Serve one engine until the parent leaves or the engine breaks; return the exit status."""
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    watch = asyncio.create_task(_watch_parent(ended))
+    host = VllmHost(options, on_broken=ended.set)
+    server = grpc.aio.server(options=MESSAGE_OPTIONS)
+    pb_grpc.add_EngineServiceServicer_to_server(EngineServicer(host), server)
+    try:
+        await host.start()
+        # Only now: the engine forks, and gRPC's threads do not survive a fork.
+        server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        await ended.wait()
+    finally:
+        _sweep_later()
+        await server.stop(grace=1.0)
+        watch.cancel()
+        broken = host.broken
+        await host.stop()
+    return 1 if broken else 0
+
+
+async def _watch_parent(ended: asyncio.Event) -> None:
+    """Set `ended` when standard input ends: its other end is the parent's alone."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    with contextlib.closing(transport):
+        while await reader.read(1024):
+            pass
+    ended.set()
+
+
+def _sweep_later() -> None:
+    """See to it that ending takes no longer than `_END_S`, the engine's own children included."""
+    if os.getpgrp() != os.getpid():
+        return  # Started by hand, in the group of a shell.
+    sweep = threading.Timer(_END_S, os.killpg, (os.getpgrp(), signal.SIGKILL))
+    sweep.daemon = True
+    sweep.start()
+
+
+def main() -> None:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(description="Serve one vLLM engine on a unix socket.")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--options", type=VllmOptions.from_json, required=True)
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(serve(arguments.socket, arguments.options)))
+
+
+if __name__ == "__main__":
+    main()

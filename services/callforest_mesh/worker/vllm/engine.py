@@ -1,0 +1,218 @@
+"""vLLM as the worker's engine: the worker's side of the process border."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import grpc
+
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest.worker.v1 import engine_service_pb2 as pb
+from callforest_client.errors import CallforestError
+from callforest_mesh.worker.engine import (
+    EngineDescription,
+    EngineRefusalError,
+    EngineRequest,
+    EngineResult,
+    EngineUnavailableError,
+)
+from callforest_mesh.worker.vllm.child_process import ChildProcess
+from callforest_mesh.worker.vllm.engine_messages import request_to_message, result_from_message
+from callforest_mesh.worker.vllm.limits import VllmLimits
+from callforest_mesh.worker.vllm.options import VllmOptions
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    path: str
+    version: int
+
+
+class VllmEngine:
+    """The `Engine` port on a vLLM that runs in a child process of its own.
+
+    The child is watched: when it dies, calls fail as unavailable, and it is started again, with the
+    weights that were pushed last, before it answers. After `restarts_most` failed starts in a row
+    it stays down.
+
+    Args:
+        options: what vLLM is started with.
+        limits: deadlines and repeats.
+        command: what to run instead of vLLM; gets `--socket PATH`. For tests.
+    """
+
+    def __init__(
+        self,
+        options: VllmOptions,
+        limits: VllmLimits | None = None,
+        *,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self._options = options
+        self._limits = limits or VllmLimits()
+        self._command = command or (
+            sys.executable,
+            "-m",
+            "callforest_mesh.worker.vllm.child",
+            "--options",
+            options.to_json(),
+        )
+        self._loading = asyncio.Lock()
+        self._child: ChildProcess | None = None
+        self._description: EngineDescription | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._weights: _Weights | None = None
+        self._asked: _Weights | None = None
+        self._down = "the engine was not started"
+
+    async def start(self) -> EngineDescription:
+        """Start the child and wait until it can generate.
+
+        Raises:
+            EngineUnavailableError: it did not get ready; the message holds the end of its log.
+        """
+        child = await self._spawn()
+        self._supervision = asyncio.create_task(self._supervise(child))
+        return self.describe()
+
+    async def stop(self) -> None:
+        """End the child and all it started. Idempotent."""
+        self._down = "the engine was stopped"
+        supervision, self._supervision = self._supervision, None
+        if supervision is not None:
+            supervision.cancel()
+            await asyncio.wait({supervision})
+            if not supervision.cancelled():
+                supervision.result()  # Given up, or a fault of its own that must be seen.
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end(politely=True)
+
+    def describe(self) -> EngineDescription:
+        """Describe the engine as last seen, its weight version as of now.
+
+        Raises:
+            EngineUnavailableError: the engine was never up.
+        """
+        if self._description is None:
+            raise EngineUnavailableError(self._down)
+        return self._description
+
+    @property
+    def child_pid(self) -> int:
+        """Process id of the child that answers now.
+
+        Raises:
+            EngineUnavailableError: none does.
+        """
+        return self._require_child().pid
+
+    async def generate(self, request: EngineRequest) -> EngineResult:
+        """Generate one response; see `Engine.generate`."""
+        child = self._require_child()
+        call = child.stub.RunEngine(request_to_message(request), timeout=self._limits.generate_s)
+        try:
+            return result_from_message(await child.answer_of(call))
+        except CallforestError as error:
+            raise _port_error(error) from error
+
+    async def update_weights(self, path: str, version: int) -> None:
+        """Load new weights; see `Engine.update_weights`.
+
+        Raises:
+            EngineRefusalError: the file does not hold exactly this model's tensors.
+            EngineUnavailableError: the engine is not there, or the load failed half-way; after a
+                restart it serves the weights before these. Repeat.
+            ValueError: the version does not exceed the present one.
+        """
+        async with self._loading:
+            child = self._require_child()
+            present = self.describe().weight_version
+            if version <= present:
+                raise ValueError(f"version {version} does not exceed {present}")
+            weights = _Weights(path, version)
+            repeated = weights == self._asked
+            self._asked = weights
+            await self._load(child, weights, repeated=repeated)
+            self._weights = weights
+
+    def _require_child(self) -> ChildProcess:
+        if self._child is None:
+            raise EngineUnavailableError(self._down)
+        return self._child
+
+    async def _load(self, child: ChildProcess, weights: _Weights, *, repeated: bool) -> None:
+        call = child.stub.LoadWeights(
+            pb.LoadWeightsRequest(path=weights.path, weight_version=weights.version),
+            timeout=self._limits.load_s,
+        )
+        try:
+            await child.answer_of(call)
+        except CallforestError as error:
+            # The answer to an earlier attempt was lost, the weights were not.
+            loaded = error.reason == er.ERROR_REASON_WEIGHT_VERSION_STALE and error.metadata.get(
+                "current_version"
+            ) == str(weights.version)
+            if not (loaded and repeated):
+                raise _port_error(error) from error
+        self._description = replace(self.describe(), weight_version=weights.version)
+
+    async def _spawn(self) -> ChildProcess:
+        """Start a child that serves the weights that were pushed last, and let it answer.
+
+        Raises:
+            EngineUnavailableError: it did not get ready, or cannot load those weights.
+        """
+        child = await ChildProcess.spawn(self._command, self._options, self._limits)
+        try:
+            description = await child.wait_ready()
+            async with self._loading:
+                self._description = description
+                if self._weights is not None:
+                    await self._load(child, self._weights, repeated=False)
+                self._child = child
+        except BaseException:
+            await child.end(politely=False)
+            raise
+        return child
+
+    async def _supervise(self, child: ChildProcess) -> None:
+        """Start the child anew whenever it ends, until that fails too often."""
+        running: ChildProcess | None = child
+        while running is not None:
+            status = await running.wait_ended()
+            self._child = None
+            self._down = f"the engine ended with status {status} and is starting again"
+            _LOGGER.error("%s; its last words: %s", self._down, running.log_tail())
+            await running.end(politely=False)
+            running = await self._respawn()
+
+    async def _respawn(self) -> ChildProcess | None:
+        """Try to start a child until one is up; None when given up."""
+        for failures in range(self._limits.restarts_most):
+            pause = min(self._limits.backoff_s * 2**failures, self._limits.backoff_most_s)
+            await asyncio.sleep(pause)
+            try:
+                return await self._spawn()
+            except (EngineUnavailableError, EngineRefusalError, ValueError, OSError) as error:
+                self._down = f"the engine does not start again: {error}"
+                _LOGGER.exception("restart %d failed", failures + 1)
+        return None
+
+
+def _port_error(error: CallforestError) -> Exception:
+    """Return the port's exception for an error of the line."""
+    if error.reason == er.ERROR_REASON_REQUEST_REFUSED:
+        return EngineRefusalError(error.message, parameter=error.metadata.get("parameter", ""))
+    if error.reason == er.ERROR_REASON_WEIGHT_VERSION_STALE:
+        return ValueError(error.message)
+    if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # Larger than the line carries: a repeat fails alike.
+        return EngineRefusalError(error.message, parameter="messages")
+    return EngineUnavailableError(error.message or error.code.name)

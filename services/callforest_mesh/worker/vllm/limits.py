@@ -1,0 +1,36 @@
+"""The bounds of the line between the worker and its engine: sizes, deadlines, repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MESSAGE_BYTES_MOST = 64 * 1024 * 1024
+
+MESSAGE_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MOST),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MOST),
+)
+"""gRPC options of both ends: a prompt with its logprobs passes whole, in no more than 64 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmLimits:
+    """Deadlines and repeats, in seconds.
+
+    Attributes:
+        start_s: until the engine can generate; large models load for minutes.
+        generate_s: one generation.
+        load_s: one weight update.
+        stop_s: for the child to end by itself before it is killed.
+        restarts_most: failed starts in a row before the engine stays down.
+        backoff_s: pause before the first restart; it doubles with each failure in a row.
+        backoff_most_s: longest pause.
+    """
+
+    start_s: float = 600.0
+    generate_s: float = 900.0
+    load_s: float = 300.0
+    stop_s: float = 20.0
+    restarts_most: int = 5
+    backoff_s: float = 0.5
+    backoff_most_s: float = 30.0
