@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import grpc.aio
 
 from callforest.admission.v1 import admission_service_pb2 as pb
@@ -27,7 +29,7 @@ class AdmissionClient:
         self._stub = rpc.AdmissionServiceStub(channel)
         self._tenant = tenant
         self._timeout_s = timeout_s
-        self._admissions = ItemStream(ADMIT_CALLS, self._stub.AdmitCalls, tenant=tenant)
+        self._admissions = ItemStream(ADMIT_CALLS, self._stub.AdmitCalls)
 
     async def open_attempt(self, rollout_id: str, *, request_id: str) -> attempt_pb2.Attempt:
         """Open the next attempt of a rollout; the one before is sealed.
@@ -47,7 +49,7 @@ class AdmissionClient:
     ) -> capture_admission_pb2.Verdict:
         """Announce a call and learn what may be captured of it."""
         return await self._admissions.send(
-            intent, timeout_s=self._timeout_s, traceparent=traceparent
+            intent, tenant=self._tenant, timeout_s=self._timeout_s, traceparent=traceparent
         )
 
     async def close_attempt(self, capture_key: str) -> attempt_pb2.Attempt:
@@ -55,6 +57,12 @@ class AdmissionClient:
         request = pb.CloseAttemptRequest(tenant=self._tenant, capture_key=capture_key)
         response = await unary.call(self._stub.CloseAttempt, request, timeout_s=self._timeout_s)
         return response.attempt
+
+    def for_tenant(self, tenant: str) -> AdmissionClient:
+        """Give the same client for another tenant; streams are shared."""
+        other = copy.copy(self)
+        other._tenant = tenant  # noqa: SLF001 - a copy of this very class
+        return other
 
     async def close(self) -> None:
         """End the client's streams; the channel stays open."""

@@ -152,6 +152,7 @@ class StreamSpec(Generic[PayloadT, ResultT]):
 class _Pending(Generic[PayloadT, ResultT]):
     sequence: int
     payload: PayloadT
+    tenant: str
     deadline: float
     traceparent: str
     future: asyncio.Future[ResultT]
@@ -164,7 +165,6 @@ class ItemStream(Generic[PayloadT, ResultT]):
     Args:
         spec: the stream's messages.
         connect: opens the RPC, a stub's method; called again after a break.
-        tenant: owns every item.
         unanswered_max: callers beyond this many wait for a place.
         linger_s: how long to gather items once several callers are at work; 0 never waits.
     """
@@ -174,13 +174,11 @@ class ItemStream(Generic[PayloadT, ResultT]):
         spec: StreamSpec[PayloadT, ResultT],
         connect: Callable[[], object],
         *,
-        tenant: str,
         unanswered_max: int = 1024,
         linger_s: float = 0.001,
     ) -> None:
         self._spec = spec
         self._connect = connect
-        self._tenant = tenant
         self._linger_s = linger_s
         self._places = asyncio.Semaphore(unanswered_max)
         self._unanswered: dict[int, _Pending[PayloadT, ResultT]] = {}
@@ -193,8 +191,16 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self.message_count = 0
         self.item_count = 0
 
-    async def send(self, payload: PayloadT, *, timeout_s: float, traceparent: str = "") -> ResultT:
+    async def send(
+        self, payload: PayloadT, *, tenant: str, timeout_s: float, traceparent: str = ""
+    ) -> ResultT:
         """Send one payload and await its answer.
+
+        Args:
+            payload: the item's payload.
+            tenant: owns what the item touches.
+            timeout_s: how long the answer may take, repeats included.
+            traceparent: the caller's W3C trace context, or "".
 
         Raises:
             RefusedError: the service refused it.
@@ -205,7 +211,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         deadline = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline), self._places:
-                pending = self._enqueue(payload, deadline, traceparent, loop)
+                pending = self._enqueue(payload, tenant, deadline, traceparent)
                 try:
                     return await pending.future
                 finally:
@@ -226,14 +232,17 @@ class ItemStream(Generic[PayloadT, ResultT]):
     def _enqueue(
         self,
         payload: PayloadT,
+        tenant: str,
         deadline: float,
         traceparent: str,
-        loop: asyncio.AbstractEventLoop,
     ) -> _Pending[PayloadT, ResultT]:
         if self._closed:
             raise _broken(self._spec.name, "closed")
+        loop = asyncio.get_running_loop()
         self._sequence += 1
-        pending = _Pending(self._sequence, payload, deadline, traceparent, loop.create_future())
+        pending = _Pending(
+            self._sequence, payload, tenant, deadline, traceparent, loop.create_future()
+        )
         self._unanswered[pending.sequence] = pending
         self._queue.extend(self._items(pending, loop.time()))
         self._wake.set()
@@ -253,7 +262,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
     def _context(self, pending: _Pending[PayloadT, ResultT], now: float) -> item_pb2.ItemContext:
         return item_pb2.ItemContext(
             sequence=pending.sequence,
-            tenant=self._tenant,
+            tenant=pending.tenant,
             timeout_ms=max(1, int((pending.deadline - now) * 1000)),
             traceparent=pending.traceparent,
         )

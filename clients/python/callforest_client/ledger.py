@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import grpc
@@ -52,8 +53,8 @@ class LedgerClient:
         self._stub = rpc.LedgerServiceStub(channel)
         self._tenant = tenant
         self._timeout_s = timeout_s
-        self._intents = ItemStream(RECORD_INTENTS, self._stub.RecordIntents, tenant=tenant)
-        self._commits = ItemStream(COMMIT_CALLS, self._stub.CommitCalls, tenant=tenant)
+        self._intents = ItemStream(RECORD_INTENTS, self._stub.RecordIntents)
+        self._commits = ItemStream(COMMIT_CALLS, self._stub.CommitCalls)
 
     async def open_attempt(self, rollout_id: str, *, request_id: str) -> attempt_pb2.Attempt:
         """Open the next attempt of a rollout; the one before is sealed."""
@@ -72,7 +73,10 @@ class LedgerClient:
     ) -> capture_admission_pb2.Verdict:
         """Record a call before inference and learn what it continues."""
         return await self._intents.send(
-            intent, timeout_s=timeout_s or self._timeout_s, traceparent=traceparent
+            intent,
+            tenant=self._tenant,
+            timeout_s=timeout_s or self._timeout_s,
+            traceparent=traceparent,
         )
 
     async def find_predecessor(
@@ -95,6 +99,7 @@ class LedgerClient:
         """Append the record of a staged call; from now on it can be a parent."""
         return await self._commits.send(
             attempt_pb2.ManifestEntry(record=record),
+            tenant=self._tenant,
             timeout_s=timeout_s or self._timeout_s,
             traceparent=traceparent,
         )
@@ -109,6 +114,7 @@ class LedgerClient:
         """Append a failure row; the call can never be a parent."""
         return await self._commits.send(
             attempt_pb2.ManifestEntry(failure=failure),
+            tenant=self._tenant,
             timeout_s=timeout_s or self._timeout_s,
             traceparent=traceparent,
         )
@@ -156,6 +162,12 @@ class LedgerClient:
         request = pb.HasRowsRequest(tenant=self._tenant, capture_key=capture_key)
         response = await unary.call(self._stub.HasRows, request, timeout_s=self._timeout_s)
         return response.has_rows
+
+    def for_tenant(self, tenant: str) -> LedgerClient:
+        """Give the same client for another tenant; streams are shared."""
+        other = copy.copy(self)
+        other._tenant = tenant  # noqa: SLF001 - a copy of this very class
+        return other
 
     async def close(self) -> None:
         """End the client's streams; the channel stays open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import grpc.aio
@@ -33,8 +34,8 @@ class StagingClient:
         self._stub = rpc.StagingServiceStub(channel)
         self._tenant = tenant
         self._timeout_s = timeout_s
-        self._stages = ItemStream(STAGE, self._stub.Stage, tenant=tenant)
-        self._prefixes = ItemStream(FETCH_PREFIX, self._stub.FetchPrefix, tenant=tenant)
+        self._stages = ItemStream(STAGE, self._stub.Stage)
+        self._prefixes = ItemStream(FETCH_PREFIX, self._stub.FetchPrefix)
 
     async def stage(
         self,
@@ -45,7 +46,10 @@ class StagingClient:
     ) -> pb.StagedReceipt:
         """Store a call; the answer means that a power cut cannot undo it."""
         return await self._stages.send(
-            call, timeout_s=timeout_s or self._timeout_s, traceparent=traceparent
+            call,
+            tenant=self._tenant,
+            timeout_s=timeout_s or self._timeout_s,
+            traceparent=traceparent,
         )
 
     async def fetch_prefix(
@@ -57,7 +61,10 @@ class StagingClient:
     ) -> pb.Prefix:
         """Read the deltas from a root to a call, less what the caller holds."""
         return await self._prefixes.send(
-            query, timeout_s=timeout_s or self._timeout_s, traceparent=traceparent
+            query,
+            tenant=self._tenant,
+            timeout_s=timeout_s or self._timeout_s,
+            traceparent=traceparent,
         )
 
     async def fetch(
@@ -112,6 +119,12 @@ class StagingClient:
         """Count what the tenant has staged."""
         request = pb.StatRequest(tenant=self._tenant)
         return await unary.call(self._stub.Stat, request, timeout_s=self._timeout_s)
+
+    def for_tenant(self, tenant: str) -> StagingClient:
+        """Give the same client for another tenant; streams are shared."""
+        other = copy.copy(self)
+        other._tenant = tenant  # noqa: SLF001 - a copy of this very class
+        return other
 
     async def close(self) -> None:
         """End the client's streams; the channel stays open."""

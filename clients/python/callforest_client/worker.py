@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import grpc.aio
 
 from callforest.worker.v1 import worker_service_pb2 as pb
@@ -24,14 +26,17 @@ class WorkerClient:
         self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 60.0
     ) -> None:
         self._stub = rpc.WorkerServiceStub(channel)
+        self._tenant = tenant
         self._timeout_s = timeout_s
-        self._generations = ItemStream(GENERATE, self._stub.Generate, tenant=tenant)
+        self._generations = ItemStream(GENERATE, self._stub.Generate)
 
     async def generate(
         self, call: pb.GenerateCall, *, timeout_s: float, traceparent: str = ""
     ) -> pb.GeneratedCall:
         """Generate one call and capture it."""
-        return await self._generations.send(call, timeout_s=timeout_s, traceparent=traceparent)
+        return await self._generations.send(
+            call, tenant=self._tenant, timeout_s=timeout_s, traceparent=traceparent
+        )
 
     async def describe(self) -> pb.DescribeResponse:
         """Learn what the engine is and which weights serve."""
@@ -44,6 +49,12 @@ class WorkerClient:
         request = pb.UpdateWeightsRequest(path=path, weight_version=weight_version, sha256=sha256)
         response = await unary.call(self._stub.UpdateWeights, request, timeout_s=self._timeout_s)
         return response.weight_version
+
+    def for_tenant(self, tenant: str) -> WorkerClient:
+        """Give the same client for another tenant; streams are shared."""
+        other = copy.copy(self)
+        other._tenant = tenant  # noqa: SLF001 - a copy of this very class
+        return other
 
     async def close(self) -> None:
         """End the client's streams; the channel stays open."""
