@@ -67,7 +67,7 @@ requirements: install ## Write docs/requirements.md from the tests' markers
 
 .PHONY: bench
 bench: install ## Run every benchmark
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)
