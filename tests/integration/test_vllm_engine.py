@@ -83,6 +83,7 @@ class Setting:
     engine: VllmEngine
     old: Reference
     new: Reference
+    old_weights: Path
     new_weights: Path
     calls: int = 0
 
@@ -111,7 +112,13 @@ async def setting(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Set
     )
     await engine.start()
     try:
-        yield Setting(engine, Reference(old), Reference(new), new / "model.safetensors")
+        yield Setting(
+            engine,
+            Reference(old),
+            Reference(new),
+            old / "model.safetensors",
+            new / "model.safetensors",
+        )
     finally:
         await engine.stop()
 
@@ -347,8 +354,10 @@ async def test_update_keeps_a_running_call_and_its_spans_say_who_sampled_what(
     setting: Setting,
 ) -> None:
     before = setting.engine.describe().weight_version
-    old, new = (setting.new, setting.old) if before == 1 else (setting.old, setting.new)
-    weights = setting.new_weights.parent.with_name("0") / "model.safetensors"
+    if before == 1:
+        old, new, weights = setting.new, setting.old, setting.old_weights
+    else:
+        old, new, weights = setting.old, setting.new, setting.new_weights
     running = asyncio.create_task(setting.ask(QUESTION, max_tokens=900, ignore_eos=True))
     # Answered in the same batch: when it is, the longer one is under way.
     await setting.ask(LONG_QUESTION, max_tokens=8)

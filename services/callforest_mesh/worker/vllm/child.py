@@ -10,15 +10,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import grpc.aio
 
 from callforest.worker.v1 import engine_service_pb2_grpc as pb_grpc
+from callforest_mesh.worker.engine import Engine
 from callforest_mesh.worker.vllm.host import VllmHost
 from callforest_mesh.worker.vllm.limits import MESSAGE_OPTIONS
 from callforest_mesh.worker.vllm.options import VllmOptions
@@ -27,16 +31,30 @@ from callforest_mesh.worker.vllm.servicer import EngineServicer
 _END_S = 15.0
 
 
-async def serve(socket: Path, options: VllmOptions) -> int:
-    """Serve one engine until the parent leaves or the engine breaks; return the exit status."""
+class HostedEngine(Engine, Protocol):
+    """An engine in this process, which may break for good."""
+
+    @property
+    def broken(self) -> str:
+        """Why it will never answer again; "" while it may."""
+        ...
+
+
+async def serve(socket: Path, make_engine: Callable[[Callable[[], None]], HostedEngine]) -> int:
+    """Serve one engine until the parent leaves or the engine breaks; return the exit status.
+
+    Args:
+        socket: path of the unix socket.
+        make_engine: makes the engine, given what to call when it breaks.
+    """
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     watch = asyncio.create_task(_watch_parent(ended))
-    host = VllmHost(options, on_broken=ended.set)
+    engine = make_engine(ended.set)
     server = grpc.aio.server(options=MESSAGE_OPTIONS)
-    pb_grpc.add_EngineServiceServicer_to_server(EngineServicer(host), server)
+    pb_grpc.add_EngineServiceServicer_to_server(EngineServicer(engine), server)
     try:
-        await host.start()
+        await engine.start()
         # Only now: the engine forks, and gRPC's threads do not survive a fork.
         server.add_insecure_port(f"unix:{socket}")
         await server.start()
@@ -45,8 +63,8 @@ async def serve(socket: Path, options: VllmOptions) -> int:
         _sweep_later()
         await server.stop(grace=1.0)
         watch.cancel()
-        broken = host.broken
-        await host.stop()
+        broken = engine.broken
+        await engine.stop()
     return 1 if broken else 0
 
 
@@ -77,7 +95,8 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--options", type=VllmOptions.from_json, required=True)
     arguments = parser.parse_args()
-    sys.exit(asyncio.run(serve(arguments.socket, arguments.options)))
+    make_host = functools.partial(VllmHost, arguments.options)
+    sys.exit(asyncio.run(serve(arguments.socket, make_host)))
 
 
 if __name__ == "__main__":

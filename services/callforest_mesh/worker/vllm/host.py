@@ -56,9 +56,7 @@ class VllmHost:
         on_broken: called once, when that happens.
     """
 
-    def __init__(
-        self, options: VllmOptions, *, on_broken: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, options: VllmOptions, on_broken: Callable[[], None] = lambda: None) -> None:
         self._options = options
         self._on_broken = on_broken
         self._cleanup = AsyncExitStack()

@@ -1,0 +1,182 @@
+"""The engine boundary, with an engine that answers by script."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from callforest_mesh.worker.engine import EngineRefusalError, WeightVersionSpan
+from callforest_mesh.worker.vllm.capture import Capture, CapturingClient, current_capture
+
+END = 9
+PROMPT = [1, 2, 3]
+
+
+@dataclass
+class ScriptedClient:
+    """Answers with given tokens; notes what it was asked."""
+
+    generated: list[int] = field(default_factory=lambda: [4, 5])
+    logprobs: list[dict[int, Any]] | None = None
+    spans: list[tuple[int, int, str]] = field(default_factory=lambda: [(0, 2, "3")])
+    seen: list[int] | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    name: str = "inner"
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncIterator[Any]:
+        self.asked.append(
+            {"prompt": prompt, "sampling": sampling_params, "request_id": request_id, **options}
+        )
+        completion = SimpleNamespace(
+            token_ids=self.generated,
+            logprobs=self.logprobs or [{t: SimpleNamespace(logprob=-t)} for t in self.generated],
+            weight_versions=[
+                SimpleNamespace(start=start, end=end, version=version)
+                for start, end, version in self.spans
+            ],
+        )
+        yield SimpleNamespace(
+            finished=True,
+            prompt_token_ids=self.seen or prompt["prompt_token_ids"],
+            outputs=[completion],
+        )
+
+
+def sampling(**changes: Any) -> Any:
+    zeros = (
+        "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty "
+        "seed min_tokens ignore_eos"
+    )
+    unset = (
+        "stop stop_token_ids logit_bias bad_words allowed_token_ids structured_outputs logprobs "
+        "logprob_token_ids"
+    )
+    fields = dict.fromkeys(zeros.split(), 0) | dict.fromkeys(unset.split()) | {"max_tokens": 5}
+    return SimpleNamespace(**{**fields, **changes})
+
+
+@pytest.fixture
+def capture() -> Iterator[Capture]:
+    capture = Capture()
+    token = current_capture.set(capture)
+    yield capture
+    current_capture.reset(token)
+
+
+async def generate(
+    inner: ScriptedClient, *, kind: str = "token", context: int = 20, **changes: Any
+) -> list[Any]:
+    client = CapturingClient(
+        inner, context_token_count=context, terminators=frozenset([END]), weight_version=3
+    )
+    prompt = {"type": kind, "prompt_token_ids": PROMPT, "prompt": "text", "cache_salt": "s"}
+    outputs = client.generate(prompt, sampling(**changes), "call-1", priority=0)
+    return [output async for output in outputs]
+
+
+@pytest.mark.requirement("CAP-5")
+async def test_everything_that_crosses_is_captured(capture: Capture) -> None:
+    inner = ScriptedClient()
+    (output,) = await generate(inner, stop=["x"])
+    assert capture.prompt_ids.tolist() == PROMPT
+    assert capture.generated_ids.tolist() == [4, 5]
+    assert capture.logprobs.tolist() == [-4.0, -5.0]
+    assert (capture.weight_version, capture.spans) == (3, (WeightVersionSpan(0, 2, 3),))
+    assert (capture.sampling["stop"], capture.sampling["max_tokens"]) == ('["x"]', 5)
+    assert "bad_words" not in capture.sampling
+    assert inner.asked[0]["sampling"].logprobs == 0
+    assert inner.asked[0]["priority"] == 0
+    assert output.outputs[0].logprobs is None
+
+
+async def test_logprobs_that_the_client_asked_for_stay(capture: Capture) -> None:
+    (output,) = await generate(ScriptedClient(), logprobs=2)
+    assert len(output.outputs[0].logprobs) == 2
+    (output,) = await generate(ScriptedClient(), logprob_token_ids=[4])
+    assert len(output.outputs[0].logprobs) == 2
+
+
+async def test_a_request_outside_a_call_passes_untouched() -> None:
+    inner = ScriptedClient()
+    (output,) = await generate(inner)
+    assert inner.asked[0]["sampling"].logprobs is None
+    assert output.outputs[0].logprobs is not None
+    assert (
+        CapturingClient(
+            inner, context_token_count=1, terminators=frozenset(), weight_version=0
+        ).name
+        == "inner"
+    )
+
+
+@pytest.mark.requirement("CAP-7")
+@pytest.mark.parametrize(
+    "inner",
+    [
+        ScriptedClient(seen=[1, 2]),
+        ScriptedClient(logprobs=[{4: SimpleNamespace(logprob=-1)}]),
+        ScriptedClient(spans=[]),
+        ScriptedClient(spans=[(0, 1, "3")]),
+        ScriptedClient(spans=[(0, 1, "3"), (0, 2, "4")]),
+        ScriptedClient(spans=[(0, 2, "2")]),
+    ],
+    ids=["another prompt", "no logprob", "no span", "span short", "spans overlap", "span old"],
+)
+async def test_what_cannot_be_a_capture_is_served_uncaptured(
+    capture: Capture, inner: ScriptedClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    (output,) = await generate(inner)
+    assert output.outputs[0].token_ids == [4, 5]
+    assert capture.finished
+    assert len(capture.generated_ids) == 0
+    assert "capture failed" in caplog.text
+
+
+@pytest.mark.requirement("CAP-8")
+async def test_spans_of_an_update_are_kept_and_the_stamp_is_of_the_beginning(
+    capture: Capture,
+) -> None:
+    await generate(ScriptedClient(spans=[(0, 1, "3"), (1, 2, "5")]))
+    assert capture.weight_version == 3
+    assert capture.spans == (WeightVersionSpan(0, 1, 3), WeightVersionSpan(1, 2, 5))
+
+
+@pytest.mark.requirement("ADM-6")
+async def test_the_prefix_takes_the_place_of_the_history(capture: Capture) -> None:
+    inner = ScriptedClient()
+    capture.prefix = np.array([7, 8], np.uint32)
+    capture.history_render = np.array([1, END], np.uint32)
+    client = CapturingClient(
+        inner, context_token_count=8, terminators=frozenset([END]), weight_version=3
+    )
+    prompt = {"type": "token", "prompt_token_ids": [1, END, 6], "prompt": "t", "cache_salt": "s"}
+    capture.asked_token_count = 100
+    outputs = [output async for output in client.generate(prompt, sampling(), "call-1")]
+    assert len(outputs) == 1
+    assert inner.asked[0]["prompt"] == {
+        "type": "token",
+        "prompt_token_ids": [7, 8, END, 6],
+        "cache_salt": "s",
+    }
+    assert capture.prompt_ids.tolist() == [7, 8, END, 6]
+    assert inner.asked[0]["sampling"].max_tokens == 4
+
+
+async def test_a_prompt_with_media_is_not_spliced(capture: Capture) -> None:
+    capture.prefix = capture.history_render = np.array([1, END], np.uint32)
+    await generate(ScriptedClient(), kind="multimodal")
+    assert capture.prefix_refused == "prompt of type multimodal cannot be spliced"
+    assert capture.prompt_ids.tolist() == PROMPT
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused(capture: Capture) -> None:
+    inner = ScriptedClient()
+    with pytest.raises(EngineRefusalError, match="maximum context length is 3 tokens"):
+        await generate(inner, context=3)
+    assert not inner.asked
+    assert not capture.finished
