@@ -37,7 +37,7 @@ class BatchRefusal(enum.Enum):
     MALFORMED_ROW = "the columns of a row do not agree"
     UNPREDICTED_LOSS = "the first token of a row has no prediction and cannot carry loss"
     LOGPROB_OUT_OF_RANGE = "a loss token has no finite log-probability at or below zero"
-    ADVANTAGE_NOT_FINITE = "an advantage is not finite"
+    ADVANTAGE_NOT_FINITE = "an advantage is not finite in single precision"
     DUPLICATE_ROW = "a row comes twice"
     OUT_OF_VOCABULARY = "a row has a token that the model does not know"
     PLAN_MISMATCH = "the plan is not one of these rows"
@@ -256,7 +256,7 @@ def _fault(row: TrainingRow) -> BatchRefusal | None:
     sampled = row.logprobs[row.loss_mask]
     if not (np.isfinite(sampled) & (sampled <= LOGPROB_CEILING)).all():
         return BatchRefusal.LOGPROB_OUT_OF_RANGE
-    if not np.isfinite(row.advantage):
+    if not abs(row.advantage) <= np.finfo(np.float32).max:
         return BatchRefusal.ADVANTAGE_NOT_FINITE
     return None
 

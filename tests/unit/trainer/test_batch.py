@@ -135,6 +135,7 @@ NAN = np.array([0, 0, np.nan, -1], np.float32)
         ({"logprobs": np.full(4, 0.5, np.float32)}, BatchRefusal.LOGPROB_OUT_OF_RANGE),
         ({"logprobs": np.full(4, -np.inf, np.float32)}, BatchRefusal.LOGPROB_OUT_OF_RANGE),
         ({"advantage": float("nan")}, BatchRefusal.ADVANTAGE_NOT_FINITE),
+        ({"advantage": -1e39}, BatchRefusal.ADVANTAGE_NOT_FINITE),
         ({"row_id": "fine"}, BatchRefusal.DUPLICATE_ROW),
     ],
 )

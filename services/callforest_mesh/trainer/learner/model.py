@@ -7,9 +7,11 @@ our own model. On a GPU the stock parts stay.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -217,13 +219,23 @@ class PolicyModel:
                 max_seqlen_q=longest,
                 max_seqlen_kv=longest,
             )
-        logits: Tensor = self.module(
-            torch.from_numpy(columns.input_ids).to(self._options.device),
-            torch.from_numpy(columns.position_ids).to(self._options.device),
-            attention_mask=None,
-            packed_seq_params=packing,
-        )
+        with _megatron_defaults():
+            logits: Tensor = self.module(
+                torch.from_numpy(columns.input_ids).to(self._options.device),
+                torch.from_numpy(columns.position_ids).to(self._options.device),
+                attention_mask=None,
+                packed_seq_params=packing,
+            )
         return logits.float()
+
+
+@contextlib.contextmanager
+def _megatron_defaults() -> Iterator[None]:
+    """Let Megatron's own layers take its default groups and sizes without a warning a layer."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: tp_group is None", DeprecationWarning)
+        warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
+        yield
 
 
 def _build(architecture: Architecture, options: ModelOptions) -> nn.Module:
@@ -255,10 +267,9 @@ def _build(architecture: Architecture, options: ModelOptions) -> nn.Module:
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
+        cuda_graph_scope=[],
     )
-    with warnings.catch_warnings():
-        # Megatron warns of groups it takes from its own defaults.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with _megatron_defaults():
         module: nn.Module = GPTModel(
             config=config,
             transformer_layer_spec=_layer_spec(architecture, options),
