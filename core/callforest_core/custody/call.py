@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from callforest_core.custody.digests import (
     CONTINUATION_MODE,
@@ -14,12 +14,27 @@ from callforest_core.custody.digests import (
     FloatColumn,
     FormatVersions,
     canonical_call_digest,
-    commitments,
     exact_call_digest,
 )
-from callforest_core.custody.tokens import EncodedIds, Logprobs, TokenIds, WideTokenIds
+from callforest_core.custody.tokens import Logprobs, TokenIds, WideTokenIds
 
 NO_FINGERPRINT_VERSION: Final = 0
+
+Custody: TypeAlias = tuple[str | None, str, int, int, int, int, bytes, bytes, bytes, bytes]
+"""Values of `CUSTODY_FIELDS`, which a staged call and its ledger row have in common."""
+
+CUSTODY_FIELDS: Final = (
+    "parent_call_id",
+    "mode",
+    "prev_len",
+    "delta_len",
+    "cum_len",
+    "weight_version",
+    "digest",
+    "extras_digest",
+    "chain_hash",
+    "cumulative_hash",
+)
 
 
 def staging_key(capture_key: str, call_id: str) -> str:
@@ -106,39 +121,56 @@ class StagedCall:
         """Name of this call in the store."""
         return self.identity.staging_key
 
-    def recompute_digest(self, encoded: EncodedIds) -> bytes:
+    @property
+    def custody(self) -> Custody:
+        """What the ledger row must repeat."""
+        parent_call_id = self.identity.parent_call_id
+        size = len(self.token_ids)
+        return (
+            parent_call_id,
+            ROOT_MODE if parent_call_id is None else CONTINUATION_MODE,
+            self.prev_len,
+            size,
+            self.prev_len + size,
+            self.weight_version,
+            self.digest,
+            self.extras_digest,
+            self.chain_hash,
+            self.cumulative_hash,
+        )
+
+    def recompute_digest(self, opening: bytes, encoded: memoryview, logprobs: memoryview) -> bytes:
         """Digest the fields again, committed extras digest and hashes included.
 
         Args:
-            encoded: this call's own ids, encoded by the caller, who hashes them again.
+            opening: `digest_opening` of the attempt.
+            encoded: this call's ids, encoded by the caller, who hashes them again.
+            logprobs: this call's logprobs, encoded by the caller, who checks that they are finite.
 
         Raises:
-            DigestInputError: the fields have no digest. Finite logprobs are the caller's to check.
+            DigestInputError: the fields have no digest.
 
         """
-        identity = self.identity
+        parent_call_id = self.identity.parent_call_id
         carry_len = self.carry_len
-        generation_len = len(self.token_ids) - carry_len
-        if carry_len < 0 or generation_len != len(self.logprobs):
-            raise DigestInputError("carry and logprobs do not make up the delta")
-        if not len(self.token_ids):
+        if len(encoded) == 0:
             raise DigestInputError("the delta is empty")
-        if not identity.capture_key or not identity.call_id or identity.parent_call_id == "":
-            raise DigestInputError("an identity is empty")
-        if (identity.parent_call_id is None) != (self.prev_len == 0):
+        if carry_len < 0 or 8 * carry_len + 2 * len(logprobs) != len(encoded):
+            raise DigestInputError("carry and logprobs do not make up the delta")
+        if (parent_call_id is None) != (self.prev_len == 0):
             raise DigestInputError("exactly a root has no prefix")
         if self.versions != FORMAT_VERSIONS:
             raise DigestInputError(f"versions {tuple(self.versions)}")
         return canonical_call_digest(
-            identity.capture_key,
-            identity.call_id,
-            identity.parent_call_id,
+            opening,
+            self.identity.call_id,
+            parent_call_id,
             self.prev_len,
             carry_len,
             self.weight_version,
             encoded,
-            self.logprobs,
-            commitments(self.extras_digest, self.chain_hash, self.cumulative_hash),
+            logprobs,
+            (self.extras_digest, self.chain_hash, self.cumulative_hash),
         )
 
 
@@ -184,6 +216,22 @@ class ExactCall:
     versions: FormatVersions = FORMAT_VERSIONS
 
     @property
+    def custody(self) -> Custody:
+        """What the ledger row must repeat."""
+        return (
+            self.identity.parent_call_id,
+            self.mode,
+            self.prev_len,
+            self.delta_len,
+            self.cum_len,
+            self.weight_version,
+            self.digest,
+            self.extras_digest,
+            self.chain_hash,
+            self.cumulative_hash,
+        )
+
+    @property
     def header(self) -> CallHeader:
         """The claimed fields that a digest covers."""
         return CallHeader(
@@ -205,7 +253,7 @@ class ExactCall:
             DigestInputError: the fields have no digest.
 
         """
-        digests = commitments(self.extras_digest, self.chain_hash, self.cumulative_hash)
+        digests = (self.extras_digest, self.chain_hash, self.cumulative_hash)
         return exact_call_digest(
             self.header, self.token_ids, self.token_mask, self.logprobs, digests
         )
@@ -259,6 +307,22 @@ class CallRecord:
     finish_reason: str = ""
     status: str = ""
     versions: FormatVersions = FORMAT_VERSIONS
+
+    @property
+    def custody(self) -> Custody:
+        """What the staged call must repeat."""
+        return (
+            self.parent_call_id,
+            self.mode,
+            self.prev_len,
+            self.delta_len,
+            self.cum_len,
+            self.weight_version,
+            self.digest,
+            self.extras_digest,
+            self.chain_hash,
+            self.cumulative_hash,
+        )
 
     @classmethod
     def of(

@@ -13,8 +13,8 @@ from callforest_core.custody.digests import (
     DigestInputError,
     canonical_call_digest,
     chain_hash_encoded,
-    commitments,
     cumulative_hash_encoded,
+    digest_opening,
 )
 from callforest_core.custody.errors import (
     CountMismatchError,
@@ -24,7 +24,14 @@ from callforest_core.custody.errors import (
     WeightVersionError,
 )
 from callforest_core.custody.extras import EMPTY_EXTRAS, EMPTY_EXTRAS_DIGEST, extras_digest
-from callforest_core.custody.tokens import ID_TYPE, TokenIds, as_logprobs, as_token_ids
+from callforest_core.custody.tokens import (
+    ID_TYPE,
+    TokenIds,
+    as_bytes,
+    as_logprobs,
+    as_token_ids,
+    encode_floats,
+)
 
 
 def complete_call(
@@ -73,24 +80,25 @@ def complete_call(
     if not 0 <= weight_version < 2**64:
         raise WeightVersionError(weight_version)
 
-    encoded = np.empty(total, dtype=ID_TYPE)
-    encoded[:prompt_len] = prompt
-    encoded[prompt_len:] = generated
-    delta = encoded[prev_len:]
+    column = np.empty(total, dtype=ID_TYPE)
+    column[:prompt_len] = prompt
+    column[prompt_len:] = generated
+    encoded = as_bytes(column)
+    delta = encoded[8 * prev_len :]
     chain = chain_hash_encoded(parent_chain_hash, delta)
     cumulative = cumulative_hash_encoded([encoded])
     extras_commitment = EMPTY_EXTRAS_DIGEST if extras == EMPTY_EXTRAS else extras_digest(extras)
     try:
         digest = canonical_call_digest(
-            identity.capture_key,
+            digest_opening(identity.capture_key),
             identity.call_id,
             identity.parent_call_id,
             prev_len,
             prompt_len - prev_len,
             weight_version,
             delta,
-            scores,
-            commitments(extras_commitment, chain, cumulative),
+            encode_floats(scores),
+            (extras_commitment, chain, cumulative),
         )
     except DigestInputError as error:
         raise IdentityError(str(error)) from error
@@ -116,8 +124,6 @@ def _inherited(
     prompt: TokenIds,
 ) -> int:
     """Check lineage and prefix; return the number of inherited tokens."""
-    if not identity.capture_key or not identity.call_id or identity.parent_call_id == "":
-        raise IdentityError("an identity is empty")
     if identity.parent_call_id is None:
         if parent_chain_hash is not None or (prefix is not None and len(prefix)):
             raise IdentityError("a root has neither prefix nor parent chain hash")
@@ -127,8 +133,8 @@ def _inherited(
     if parent_chain_hash is None or len(parent_chain_hash) != DIGEST_SIZE:
         raise IdentityError("a continuation needs its parent's chain hash")
     size = len(prefix)
-    if not np.array_equal(prompt[:size], prefix):
-        shared = prompt[:size] == prefix[: len(prompt)]
+    shared = prompt[:size] == prefix[: len(prompt)]
+    if len(prompt) < size or not shared.all():
         position = len(shared) if shared.all() else int(np.argmin(shared))
         raise PrefixMismatchError(position, size, len(prompt))
     return size

@@ -1,13 +1,15 @@
 """Every digest of a call (capture contract 2.1 to 2.6): byte layouts, SHA-256, raw 32 bytes.
 
-Functions that take `EncodedIds` are for callers that hash the same ids more than once: encode
-once, hash slices. Digests are raw bytes here; hexadecimal is a matter of the peer's JSON.
+Functions that take encoded ids (`tokens.encode_ids`) are for callers that hash the same ids more
+than once: encode once, hash slices. Digests are raw bytes here; hexadecimal is a matter of the
+peer's JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,10 +17,8 @@ from numpy.typing import NDArray
 
 from callforest_core.custody.extras import EXTRAS_DIGEST_VERSION
 from callforest_core.custody.tokens import (
-    FLOAT_TYPE,
     AnyTokenIds,
-    EncodedIds,
-    Logprobs,
+    encode_floats,
     encode_ids,
 )
 
@@ -37,9 +37,10 @@ _CHAIN_CHILD: Final = b"nemo-gym-staging-chain-v1\x01"
 _CALL_DOMAIN: Final = b"nemo-gym-staging-call-v2"
 _U64: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">QQ")
-_LENGTHS: Final = struct.Struct(">QQQQ")
+_LENGTHS: Final = struct.Struct(">QQQQQQ")
 _ROOT_BYTES: Final = b"\x00" + _U64.pack(len(ROOT_MODE)) + ROOT_MODE.encode()
 _CONTINUATION_BYTES: Final = _U64.pack(len(CONTINUATION_MODE)) + CONTINUATION_MODE.encode()
+_PRESENT: Final = b"\x01"
 _ONE: Final = struct.pack(">f", 1.0)
 
 
@@ -78,13 +79,11 @@ def chain_hash(parent: bytes | None, token_ids: AnyTokenIds) -> bytes:
     return chain_hash_encoded(parent, encode_ids(token_ids))
 
 
-def chain_hash_encoded(parent: bytes | None, encoded: EncodedIds) -> bytes:
+def chain_hash_encoded(parent: bytes | None, encoded: memoryview) -> bytes:
     """`chain_hash` of ids that are already encoded."""
-    count = _U64.pack(len(encoded))
-    opening = _CHAIN_ROOT + count if parent is None else _CHAIN_CHILD + parent + count
-    state = hashlib.sha256(opening)
-    state.update(encoded.data)
-    return state.digest()
+    count = _U64.pack(len(encoded) // 8)
+    opening = (_CHAIN_ROOT,) if parent is None else (_CHAIN_CHILD, parent)
+    return hashlib.sha256(b"".join((*opening, count, encoded))).digest()
 
 
 def cumulative_hash(token_ids: AnyTokenIds) -> bytes:
@@ -92,67 +91,84 @@ def cumulative_hash(token_ids: AnyTokenIds) -> bytes:
     return cumulative_hash_encoded([encode_ids(token_ids)])
 
 
-def cumulative_hash_encoded(deltas: list[EncodedIds]) -> bytes:
+def cumulative_hash_encoded(encoded: Sequence[memoryview]) -> bytes:
     """`cumulative_hash` of a sequence given as encoded pieces, in order."""
-    state = hashlib.sha256(_CUMULATIVE_DOMAIN + _U64.pack(sum(map(len, deltas))))
-    for delta in deltas:
-        state.update(delta.data)
+    state = hashlib.sha256(_CUMULATIVE_DOMAIN + _U64.pack(sum(map(len, encoded)) // 8))
+    for piece in encoded:
+        state.update(piece)
     return state.digest()
 
 
+def digest_opening(capture_key: str) -> bytes:
+    """Encode what opens the pre-image of every call digest of an attempt.
+
+    Raises:
+        DigestInputError: the key is empty or not valid Unicode.
+
+    """
+    return _CALL_OPENING + _identifier(capture_key)
+
+
 def canonical_call_digest(
-    capture_key: str,
+    opening: bytes,
     call_id: str,
     parent_call_id: str | None,
     prev_len: int,
     carry_len: int,
     weight_version: int,
-    encoded: EncodedIds,
-    logprobs: Logprobs,
-    digests: bytes,
+    encoded: memoryview,
+    logprobs: memoryview,
+    digests: tuple[bytes, bytes, bytes],
 ) -> bytes:
     """Digest a call in canonical form: zeros for the carry, ones for the generation.
 
     Args:
-        capture_key: the attempt, in the contract's rollout slot.
+        opening: `digest_opening` of the attempt.
         call_id: the call.
         parent_call_id: its parent, or None for a root.
-        prev_len: inherited tokens.
+        prev_len: inherited tokens; 0 exactly for a root.
         carry_len: new prompt tokens, at most the delta's length.
         weight_version: of the policy, in [0, 2^64).
-        encoded: the delta's ids, carry then generation.
-        logprobs: of the generated tokens, exactly `len(encoded) - carry_len`, finite.
-        digests: what `commitments` makes of extras digest, chain hash and cumulative hash.
+        encoded: the delta's ids, carry then generation, encoded; not empty.
+        logprobs: of the generated tokens, finite, encoded; as many as the delta has after the
+            carry.
+        digests: extras digest, chain hash and cumulative hash, raw.
 
     Raises:
-        DigestInputError: an identity is not valid Unicode, or a length exceeds 64 bits.
+        DigestInputError: an identity is empty or not valid Unicode, or a length exceeds 64 bits.
 
     """
-    size = len(encoded)
-    carry = bytes(4 * carry_len)
-    column = _PAIR.pack(8 + 4 * size, size)
+    width = len(encoded)
+    size = width // 8
+    zeros = bytes(4 * carry_len)
+    column = _PAIR.pack(8 + width // 2, size)
+    extras, chain, cumulative = digests
+    try:
+        lengths = _LENGTHS.pack(prev_len, size, prev_len + size, weight_version, 8 + width, size)
+    except struct.error as error:
+        raise DigestInputError(f"a length or version is not unsigned 64-bit: {error}") from error
     return hashlib.sha256(
         b"".join(
             (
-                _identity_bytes(capture_key, call_id, parent_call_id),
-                _lengths_bytes(prev_len, size, prev_len + size, weight_version),
-                _PAIR.pack(8 + 8 * size, size),
-                encoded.data,
+                opening,
+                _identifier(call_id),
+                _lineage(parent_call_id),
+                lengths,
+                encoded,
                 column,
-                carry,
+                zeros,
                 _ONE * (size - carry_len),
                 column,
-                carry,
-                logprobs.astype(FLOAT_TYPE).data,
-                digests,
+                zeros,
+                logprobs,
+                extras,
+                _PRESENT,
+                chain,
+                _PRESENT,
+                cumulative,
             )
         )
     ).digest()
-
-
-def commitments(extras_digest: bytes, chain: bytes, cumulative: bytes) -> bytes:
-    """Join the end of a call digest's pre-image; both presence bytes are frozen at 1."""
-    return b"".join((extras_digest, b"\x01", chain, b"\x01", cumulative))
 
 
 def exact_call_digest(
@@ -160,7 +176,7 @@ def exact_call_digest(
     token_ids: AnyTokenIds,
     token_mask: FloatColumn,
     logprobs: FloatColumn,
-    digests: bytes,
+    digests: tuple[bytes, bytes, bytes],
 ) -> bytes:
     """Digest a call in the contract's full form: any mask order, all logprobs, signed zeros.
 
@@ -169,7 +185,7 @@ def exact_call_digest(
         token_ids: the delta, shape [tokens].
         token_mask: 0.0 or 1.0 a token, signs of zeros significant.
         logprobs: one a token, 0.0 where the mask is; rounded to float32 here.
-        digests: what `commitments` makes of extras digest, chain hash and cumulative hash.
+        digests: extras digest, chain hash and cumulative hash, raw.
 
     Raises:
         DigestInputError: a pre-condition of capture contract 2.6 does not hold.
@@ -179,48 +195,52 @@ def exact_call_digest(
     _check_columns(header.delta_len, token_ids, token_mask, logprobs)
     size = header.delta_len
     column = _PAIR.pack(8 + 4 * size, size)
-    return hashlib.sha256(
-        b"".join(
-            (
-                _identity_bytes(header.capture_key, header.call_id, header.parent_call_id),
-                _lengths_bytes(header.prev_len, size, header.cum_len, header.weight_version),
-                _PAIR.pack(8 + 8 * size, size),
-                encode_ids(token_ids).data,
-                column,
-                token_mask.astype(FLOAT_TYPE).data,
-                column,
-                _float32(logprobs).data,
-                digests,
-            )
+    extras, chain, cumulative = digests
+    try:
+        lengths = _LENGTHS.pack(
+            header.prev_len, size, header.cum_len, header.weight_version, 8 + 8 * size, size
         )
-    ).digest()
-
-
-def _identity_bytes(capture_key: str, call_id: str, parent_call_id: str | None) -> bytes:
-    """Versions, identities and mode: the opening of the pre-image."""
-    try:
-        key, call = capture_key.encode(), call_id.encode()
-        opening = (_CALL_OPENING, _U64.pack(len(key)), key, _U64.pack(len(call)), call)
-        if parent_call_id is None:
-            return b"".join((*opening, _ROOT_BYTES))
-        parent = parent_call_id.encode()
-    except UnicodeEncodeError as error:
-        raise DigestInputError(f"identity is not valid Unicode: {error.reason}") from error
-    return b"".join((*opening, b"\x01", _U64.pack(len(parent)), parent, _CONTINUATION_BYTES))
-
-
-def _lengths_bytes(prev_len: int, delta_len: int, cum_len: int, weight_version: int) -> bytes:
-    try:
-        return _LENGTHS.pack(prev_len, delta_len, cum_len, weight_version)
     except struct.error as error:
         raise DigestInputError(f"a length or version is not unsigned 64-bit: {error}") from error
+    parts = (
+        digest_opening(header.capture_key),
+        _identifier(header.call_id),
+        _lineage(header.parent_call_id),
+        lengths,
+        encode_ids(token_ids),
+        column,
+        encode_floats(token_mask),
+        column,
+        _finite_floats(logprobs),
+        extras,
+        _PRESENT,
+        chain,
+        _PRESENT,
+        cumulative,
+    )
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _identifier(name: str) -> bytes:
+    if not name:
+        raise DigestInputError("an identity is empty")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise DigestInputError(f"identity is not valid Unicode: {error.reason}") from error
+    return _U64.pack(len(encoded)) + encoded
+
+
+def _lineage(parent_call_id: str | None) -> bytes:
+    """Encode parent and mode."""
+    if parent_call_id is None:
+        return _ROOT_BYTES
+    return _PRESENT + _identifier(parent_call_id) + _CONTINUATION_BYTES
 
 
 def _check_header(header: CallHeader) -> None:
     if header.versions != FORMAT_VERSIONS:
         raise DigestInputError(f"versions {tuple(header.versions)}")
-    if not header.capture_key or not header.call_id or header.parent_call_id == "":
-        raise DigestInputError("an identity is empty")
     is_root = header.parent_call_id is None
     if (
         header.mode != (ROOT_MODE if is_root else CONTINUATION_MODE)
@@ -245,9 +265,9 @@ def _check_columns(
         raise DigestInputError("a token without loss has a logprob other than 0.0")
 
 
-def _float32(values: FloatColumn) -> NDArray[np.float32]:
+def _finite_floats(values: FloatColumn) -> memoryview:
     with np.errstate(over="ignore", invalid="ignore"):
-        rounded = values.astype(FLOAT_TYPE)
+        rounded = values.astype(np.float32)
     if not np.isfinite(rounded).all():
         raise DigestInputError("a logprob is not finite in float32")
-    return rounded
+    return encode_floats(rounded)

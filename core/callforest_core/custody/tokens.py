@@ -17,9 +17,6 @@ WideTokenIds: TypeAlias = NDArray[np.uint64]
 AnyTokenIds: TypeAlias = TokenIds | WideTokenIds
 Logprobs: TypeAlias = NDArray[np.float32]
 """One natural-log probability a generated token, shape [generated tokens]."""
-EncodedIds: TypeAlias = NDArray[np.uint64]
-"""Ids as contiguous big-endian u64, the body of `TOK` (capture contract 2.2)."""
-
 ID_TYPE: Final = np.dtype(">u8")
 FLOAT_TYPE: Final = np.dtype(">f4")
 _LIMIT: Final = 2**32
@@ -54,14 +51,27 @@ def as_logprobs(values: Sequence[float] | NDArray[np.floating]) -> Logprobs:
         NonFiniteLogprobError: a value is NaN, infinite, or overflows float32 (BUGCASES B10).
 
     """
-    with np.errstate(over="ignore"):
-        array = np.array(values, dtype=np.float32)
+    if isinstance(values, np.ndarray) and values.dtype == np.float32:
+        array = values.astype(np.float32)
+    else:
+        with np.errstate(over="ignore"):
+            array = np.array(values, dtype=np.float32)
     finite = np.isfinite(array)
     if not finite.all():
         raise NonFiniteLogprobError(int(np.argmin(finite)))
     return array
 
 
-def encode_ids(token_ids: AnyTokenIds) -> EncodedIds:
-    """Encode ids as contiguous big-endian u64, without the count that `TOK` puts first."""
-    return token_ids.astype(ID_TYPE)
+def encode_ids(token_ids: AnyTokenIds) -> memoryview:
+    """Encode ids as big-endian u64: the bytes of `TOK` after its count (contract 2.2)."""
+    return as_bytes(token_ids.astype(ID_TYPE))
+
+
+def encode_floats(values: NDArray[np.floating]) -> memoryview:
+    """Encode floats as big-endian float32: the bytes of a column after its count."""
+    return as_bytes(values.astype(FLOAT_TYPE))
+
+
+def as_bytes(column: NDArray[np.generic]) -> memoryview:
+    """View a contiguous array as its bytes."""
+    return column.view(np.uint8).data

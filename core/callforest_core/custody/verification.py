@@ -7,39 +7,26 @@ calls and tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from callforest_core.custody.call import CallRecord, ExactCall, Receipt, StagedCall
+from callforest_core.custody.call import CUSTODY_FIELDS, CallRecord, ExactCall, Receipt, StagedCall
 from callforest_core.custody.digests import (
     FORMAT_VERSIONS,
     DigestInputError,
     chain_hash_encoded,
     cumulative_hash_encoded,
+    digest_opening,
 )
 from callforest_core.custody.row import LinearizedRow, Link
-from callforest_core.custody.tokens import EncodedIds, encode_ids
+from callforest_core.custody.tokens import AnyTokenIds, encode_floats, encode_ids
 
 AnyCall: TypeAlias = StagedCall | ExactCall
 
 _UNSUPPORTED: Final = ("unsupported_schema", "unsupported_digest", "unsupported_extras_digest")
 _VERSION_FIELDS: Final = ("schema_version", "digest_version", "extras_digest_version")
-_SHARED_FIELDS: Final = (
-    "mode",
-    "prev_len",
-    "delta_len",
-    "cum_len",
-    "weight_version",
-    "digest",
-    "extras_digest",
-    "chain_hash",
-    "cumulative_hash",
-)
-_COMPARED: Final = ("parent_call_id", *_SHARED_FIELDS)
-_of_record: Final = attrgetter(*_COMPARED)
-_of_call: Final = attrgetter("identity.parent_call_id", *_SHARED_FIELDS)
 
 
 class VerificationError(ValueError):
@@ -68,7 +55,18 @@ class _Bound(NamedTuple):
 
     record: CallRecord
     call: AnyCall
-    encoded: EncodedIds
+    encoded: memoryview
+
+
+class _Columns(NamedTuple):
+    """The columns of all calls, encoded in one pass, cut into one piece a call.
+
+    Exact calls encode their own logprobs; their pieces are empty here.
+    """
+
+    token_ids: list[memoryview]
+    logprobs: list[memoryview]
+    all_finite: bool
 
 
 def verify_and_linearize(receipt: Receipt, calls: Sequence[AnyCall]) -> LinearizedRow:
@@ -86,8 +84,7 @@ def verify_and_linearize(receipt: Receipt, calls: Sequence[AnyCall]) -> Lineariz
 
     """
     bound = _verify_manifest(receipt, calls)
-    path = _path(bound, receipt.terminal_call_id)
-    return _linearize(receipt.capture_key, bound, path)
+    return _linearize(receipt.capture_key, _path(bound, receipt.terminal_call_id))
 
 
 def verify_paths(
@@ -108,10 +105,11 @@ def verify_paths(
 
     """
     bound = _verify_manifest(receipt, calls)
-    for call_id in bound:
-        _check_chain_hash(bound, call_id)
+    for link in bound.values():
+        parent_id = link.record.parent_call_id
+        _check_chain_hash(link, None if parent_id is None else bound[parent_id].record.chain_hash)
     paths = [_path(bound, endpoint) for endpoint in endpoints]
-    return tuple(_linearize(receipt.capture_key, bound, path) for path in paths)
+    return tuple(_linearize(receipt.capture_key, path) for path in paths)
 
 
 def _verify_manifest(receipt: Receipt, calls: Sequence[AnyCall]) -> dict[str, _Bound]:
@@ -122,14 +120,16 @@ def _verify_manifest(receipt: Receipt, calls: Sequence[AnyCall]) -> dict[str, _B
         raise VerificationError(
             "row_count_mismatch", f"{len(calls)} calls for {len(receipt.manifest)} rows"
         )
-    all_finite = _all_finite(calls)
+    columns = _encode(calls)
+    opening = _opening(receipt)
     bound: dict[str, _Bound] = {}
-    for record, call in zip(receipt.manifest, calls, strict=True):
+    for position, (record, call) in enumerate(zip(receipt.manifest, calls, strict=True)):
         call_id = call.identity.call_id
         if call_id != record.call_id or call_id in bound:
             _refuse_order(records, bound, record, call_id)
         _compare(receipt, record, call)
-        bound[call_id] = _Bound(record, call, _authenticate(call, check_finite=not all_finite))
+        _authenticate(call, opening, columns, position)
+        bound[call_id] = _Bound(record, call, columns.token_ids[position])
     _check_lineage(records)
     return bound
 
@@ -144,6 +144,13 @@ def _check_receipt(receipt: Receipt) -> None:
         raise VerificationError("capture_poisoned", "a capture of this attempt failed")
     if not receipt.manifest:
         raise VerificationError("empty_manifest", "no call was committed")
+
+
+def _opening(receipt: Receipt) -> bytes:
+    try:
+        return digest_opening(receipt.capture_key)
+    except DigestInputError as error:
+        raise VerificationError("invalid_snapshot", str(error)) from error
 
 
 def _index(manifest: Sequence[CallRecord]) -> dict[str, CallRecord]:
@@ -175,15 +182,17 @@ def _compare(receipt: Receipt, record: CallRecord, call: AnyCall) -> None:
     if call.identity.capture_key != receipt.capture_key:
         detail = f"belongs to {call.identity.capture_key}"
         raise VerificationError("wrong_rollout", detail, record.call_id)
-    found, expected = _of_call(call), _of_record(record)
-    if found != expected:
-        field = next(i for i in range(len(_COMPARED)) if found[i] != expected[i])
-        detail = f"staged {_shown(found[field])}, manifest {_shown(expected[field])}"
-        raise VerificationError(f"wrong_{_COMPARED[field]}", detail, record.call_id)
+    if call.custody != record.custody:
+        for name, found, expected in zip(CUSTODY_FIELDS, call.custody, record.custody, strict=True):
+            if found != expected:
+                detail = f"staged {_shown(found)}, manifest {_shown(expected)}"
+                raise VerificationError(f"wrong_{name}", detail, record.call_id)
     if not call.versions == record.versions == receipt.versions:
-        for i, name in enumerate(_VERSION_FIELDS):
-            if not call.versions[i] == record.versions[i] == receipt.versions[i]:
-                detail = f"staged {call.versions[i]}, manifest {record.versions[i]}"
+        for name, found, expected, supported in zip(
+            _VERSION_FIELDS, call.versions, record.versions, receipt.versions, strict=True
+        ):
+            if not found == expected == supported:
+                detail = f"staged {found}, manifest {expected}, receipt {supported}"
                 raise VerificationError(f"wrong_{name}", detail, record.call_id)
 
 
@@ -191,91 +200,115 @@ def _shown(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else repr(value)
 
 
-def _all_finite(calls: Sequence[AnyCall]) -> bool:
-    """One pass over the logprobs of all canonical calls; exact calls are checked one by one."""
-    columns = [call.logprobs for call in calls if isinstance(call, StagedCall)]
-    return not columns or bool(np.isfinite(np.concatenate(columns)).all())
+def _encode(calls: Sequence[AnyCall]) -> _Columns:
+    no_logprobs = np.empty(0, dtype=np.float32)
+    scores = [call.logprobs if isinstance(call, StagedCall) else no_logprobs for call in calls]
+    ids: list[AnyTokenIds] = [call.token_ids for call in calls]
+    flat_ids: AnyTokenIds = np.concatenate(ids)
+    flat_scores = np.concatenate(scores)
+    return _Columns(
+        _pieces(encode_ids(flat_ids), [8 * len(column) for column in ids]),
+        _pieces(encode_floats(flat_scores), [4 * len(column) for column in scores]),
+        bool(np.isfinite(flat_scores).all()),
+    )
 
 
-def _authenticate(call: AnyCall, *, check_finite: bool) -> EncodedIds:
-    """Compare the digest with the contents; return the encoded ids for the hashes to come."""
-    call_id = call.identity.call_id
-    encoded = encode_ids(call.token_ids)
+def _pieces(whole: memoryview, sizes: list[int]) -> list[memoryview]:
+    """Cut bytes into consecutive pieces."""
+    ends = accumulate(sizes)
+    return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _authenticate(call: AnyCall, opening: bytes, columns: _Columns, position: int) -> None:
+    """Compare the digest with the contents."""
     try:
         if isinstance(call, StagedCall):
-            if check_finite and not np.isfinite(call.logprobs).all():
-                raise VerificationError("invalid_snapshot", "a logprob is not finite", call_id)
-            digest = call.recompute_digest(encoded)
+            encoded, logprobs = columns.token_ids[position], columns.logprobs[position]
+            digest = call.recompute_digest(opening, encoded, logprobs)
         else:
             digest = call.recompute_digest()
     except DigestInputError as error:
-        raise VerificationError("invalid_snapshot", str(error), call_id) from error
+        raise VerificationError("invalid_snapshot", str(error), call.identity.call_id) from error
+    if not columns.all_finite and not np.isfinite(call.logprobs).all():
+        detail = "a logprob is not finite"
+        raise VerificationError("invalid_snapshot", detail, call.identity.call_id)
     if digest != call.digest:
-        raise VerificationError("corrupt_digest", "contents differ from the digest", call_id)
-    return encoded
+        detail = "contents differ from the digest"
+        raise VerificationError("corrupt_digest", detail, call.identity.call_id)
 
 
 def _check_lineage(records: dict[str, CallRecord]) -> None:
     """Check that every parent is present, ends where its child starts, and leads to a root."""
     grounded: set[str] = set()
     for call_id, record in records.items():
-        if record.parent_call_id is not None:
-            parent = records.get(record.parent_call_id)
+        parent_id = record.parent_call_id
+        if parent_id is not None:
+            parent = records.get(parent_id)
             if parent is None:
-                raise PathError("missing_parent", f"no row {record.parent_call_id!r}", call_id)
+                raise PathError("missing_parent", f"no row {parent_id!r}", call_id)
             if parent.cum_len != record.prev_len:
                 detail = f"starts at {record.prev_len}, its parent ends at {parent.cum_len}"
                 raise PathError("parent_length_mismatch", detail, call_id)
-        walked: set[str] = set()
-        cursor: CallRecord | None = record
-        while cursor is not None and cursor.call_id not in grounded:
-            if cursor.call_id in walked:
-                raise PathError("lineage_cycle", "is its own ancestor", cursor.call_id)
-            walked.add(cursor.call_id)
-            parent_id = cursor.parent_call_id
-            cursor = None if parent_id is None else records.get(parent_id)
-        grounded |= walked
+        if parent_id is None or parent_id in grounded:
+            grounded.add(call_id)
+        elif call_id not in grounded:
+            grounded |= _ancestry(records, grounded, call_id)
 
 
-def _path(bound: dict[str, _Bound], endpoint: str | None) -> list[str]:
-    """Call ids from the root to the endpoint. Lineage has been checked."""
+def _ancestry(records: dict[str, CallRecord], grounded: set[str], call_id: str) -> set[str]:
+    """Return a call and its ancestors up to a grounded or missing one."""
+    walked: set[str] = set()
+    cursor: str | None = call_id
+    while cursor is not None and cursor in records and cursor not in grounded:
+        if cursor in walked:
+            raise PathError("lineage_cycle", "is its own ancestor", cursor)
+        walked.add(cursor)
+        cursor = records[cursor].parent_call_id
+    return walked
+
+
+def _path(bound: dict[str, _Bound], endpoint: str | None) -> list[_Bound]:
+    """Return the calls from the root to the endpoint. Lineage has been checked."""
     if endpoint is None or endpoint not in bound:
         detail = "the receipt names no terminal call" if endpoint is None else "not in the manifest"
         raise PathError("missing_terminal", detail, endpoint)
-    path: list[str] = []
+    path: list[_Bound] = []
     cursor: str | None = endpoint
     while cursor is not None:
-        path.append(cursor)
-        cursor = bound[cursor].record.parent_call_id
+        link = bound[cursor]
+        path.append(link)
+        cursor = link.record.parent_call_id
     path.reverse()
     return path
 
 
-def _check_chain_hash(bound: dict[str, _Bound], call_id: str) -> None:
-    """Check one call against its parent's recorded chain hash; over a path, that is the path's."""
-    record, _, encoded = bound[call_id]
-    parent_id = record.parent_call_id
-    parent = None if parent_id is None else bound[parent_id].record.chain_hash
-    if chain_hash_encoded(parent, encoded) != record.chain_hash:
-        raise PathError("chain_hash_mismatch", "does not extend its parent's deltas", call_id)
+def _check_chain_hash(link: _Bound, parent: bytes | None) -> bytes:
+    """Check that a call extends its parent's chain hash; return its own."""
+    chain_hash = chain_hash_encoded(parent, link.encoded)
+    if chain_hash != link.record.chain_hash:
+        detail = "does not extend its parent's deltas"
+        raise PathError("chain_hash_mismatch", detail, link.record.call_id)
+    return chain_hash
 
 
-def _linearize(capture_key: str, bound: dict[str, _Bound], path: list[str]) -> LinearizedRow:
+def _linearize(capture_key: str, path: list[_Bound]) -> LinearizedRow:
     links: list[Link] = []
     start = 0
-    for call_id in path:
-        _check_chain_hash(bound, call_id)
-        record, call, _ = bound[call_id]
+    chain_hash: bytes | None = None
+    for bound in path:
+        record, call, encoded = bound
+        chain_hash = _check_chain_hash(bound, chain_hash)
         carry_len = call.carry_len if isinstance(call, StagedCall) else _carry_len(call)
-        generation_len = record.delta_len - carry_len
-        if generation_len == 0:
-            raise PathError("empty_generation", "has no sampled token", call_id)
-        links.append(Link(record, start, carry_len, generation_len))
-        start += record.delta_len
-    encoded = [bound[call_id].encoded for call_id in path]
-    if cumulative_hash_encoded(encoded) != bound[path[-1]].record.cumulative_hash:
-        raise PathError("cumulative_hash_mismatch", "does not cover the path's tokens", path[-1])
-    return _join(capture_key, [bound[call_id].call for call_id in path], tuple(links), start)
+        size = len(encoded) // 8
+        if carry_len == size:
+            raise PathError("empty_generation", "has no sampled token", record.call_id)
+        links.append(Link(record, start, carry_len, size - carry_len))
+        start += size
+    terminal = path[-1].record
+    if cumulative_hash_encoded([bound.encoded for bound in path]) != terminal.cumulative_hash:
+        detail = "does not cover the path's tokens"
+        raise PathError("cumulative_hash_mismatch", detail, terminal.call_id)
+    return _join(capture_key, [bound.call for bound in path], tuple(links), start)
 
 
 def _carry_len(call: ExactCall) -> int:

@@ -9,7 +9,6 @@ from callforest_core.custody.digests import (
     CallHeader,
     DigestInputError,
     chain_hash,
-    commitments,
     cumulative_hash,
     exact_call_digest,
 )
@@ -64,7 +63,7 @@ def _digests(given: Json) -> dict[str, Json]:
     logprobs = fields.take("generation_log_probs_delta", floats)
     fields.finish()
     extras_commitment = extras_digest(extras)
-    digests = commitments(extras_commitment, chain, cumulative)
+    digests = (extras_commitment, chain, cumulative)
     return {
         "extras_digest": extras_commitment.hex(),
         "chain_hash": chain.hex(),

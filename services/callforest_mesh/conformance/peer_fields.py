@@ -98,7 +98,7 @@ def length(value: Json) -> int:
 
 def version(value: Json) -> int:
     """A version number: an integer or a float of integer value."""
-    if isinstance(value, (int, float)) and value == int(value):
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     raise PeerParseError(f"not a version: {value!r}")
 
