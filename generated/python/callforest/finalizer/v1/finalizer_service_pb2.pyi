@@ -159,10 +159,15 @@ class FinalizeGroupResponse(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     ROW_IDS_FIELD_NUMBER: _builtins.int
     DROP_REASON_FIELD_NUMBER: _builtins.int
+    HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the group's position in the row log."""
     drop_reason: _builtins.str
     """drop_reason is set when the group has no valid layout and nothing of it trains."""
+    heuristic_fraction: _builtins.float
+    """heuristic_fraction is the part of its rollouts whose scored call was chosen by the heuristic over
+    parent links, not by a witness (metric finalize/terminal_selection_heuristic_fraction).
+    """
     @_builtins.property
     def row_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """row_ids are the published rows and padding rows, fixed before publication."""
@@ -173,10 +178,11 @@ class FinalizeGroupResponse(_message.Message):
         cursor: _builtins.int = ...,
         row_ids: _abc.Iterable[_builtins.str] | None = ...,
         drop_reason: _builtins.str = ...,
+        heuristic_fraction: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "row_ids", b"row_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "heuristic_fraction", b"heuristic_fraction", "row_ids", b"row_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/trainer/v1/trainer_service.proto\x12\x15\x63\x61llforest.trainer.v1\"\x12\n\x10GetStatusRequest\"\xa5\x02\n\x11GetStatusResponse\x12\x39\n\x05phase\x18\x01 \x01(\x0e\x32#.callforest.trainer.v1.TrainerPhaseR\x05phase\x12\x12\n\x04step\x18\x02 \x01(\x04R\x04step\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion\x12%\n\x0etrained_cursor\x18\x04 \x01(\x04R\rtrainedCursor\x12)\n\x10\x63ommitted_cursor\x18\x05 \x01(\x04R\x0f\x63ommittedCursor\x12\x18\n\x07\x66\x61ilure\x18\x06 \x01(\tR\x07\x66\x61ilure\x12.\n\x13waiting_group_count\x18\x07 \x01(\rR\x11waitingGroupCount\"4\n\x13WatchMetricsRequest\x12\x1d\n\nafter_step\x18\x01 \x01(\x04R\tafterStep\"T\n\x14WatchMetricsResponse\x12<\n\x07metrics\x18\x01 \x01(\x0b\x32\".callforest.trainer.v1.StepMetricsR\x07metrics\"\x8e\x05\n\x0bStepMetrics\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12%\n\x0eweight_version\x18\x02 \x01(\x04R\rweightVersion\x12#\n\rrollout_count\x18\x03 \x01(\rR\x0crolloutCount\x12\x1b\n\trow_count\x18\x04 \x01(\rR\x08rowCount\x12!\n\x0cmasked_count\x18\x05 \x01(\rR\x0bmaskedCount\x12V\n\x0cmask_reasons\x18\x06 \x03(\x0b\x32\x33.callforest.trainer.v1.StepMetrics.MaskReasonsEntryR\x0bmaskReasons\x12\x1f\n\x0breward_mean\x18\x07 \x01(\x01R\nrewardMean\x12\x12\n\x04loss\x18\x08 \x01(\x01R\x04loss\x12*\n\x11valid_token_count\x18\t \x01(\x04R\x0fvalidTokenCount\x12\x31\n\x15token_mult_prob_error\x18\n \x01(\x01R\x12tokenMultProbError\x12 \n\x0cgen_kl_error\x18\x0b \x01(\x01R\ngenKlError\x12\x1b\n\tgrad_norm\x18\x0c \x01(\x01R\x08gradNorm\x12!\n\x0cstep_seconds\x18\r \x01(\x01R\x0bstepSeconds\x12!\n\x0cpush_seconds\x18\x0e \x01(\x01R\x0bpushSeconds\x12.\n\x13\x64ropped_group_count\x18\x0f \x01(\rR\x11\x64roppedGroupCount\x1a>\n\x10MaskReasonsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\rR\x05value:\x02\x38\x01\"\x15\n\x13WatchWeightsRequest\"Q\n\x14WatchWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion\x12\x12\n\x04step\x18\x02 \x01(\x04R\x04step\"\x13\n\x11\x43heckpointRequest\"S\n\x12\x43heckpointResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12)\n\x10\x63ommitted_cursor\x18\x02 \x01(\x04R\x0f\x63ommittedCursor*\xb4\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15TRAINER_PHASE_LOADING\x10\x01\x12\x19\n\x15TRAINER_PHASE_WAITING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_STEPPING\x10\x03\x12\x19\n\x15TRAINER_PHASE_PUSHING\x10\x04\x12\x18\n\x14TRAINER_PHASE_FAILED\x10\x05\x32\xbd\x03\n\x0eTrainerService\x12\x63\n\tGetStatus\x12\'.callforest.trainer.v1.GetStatusRequest\x1a(.callforest.trainer.v1.GetStatusResponse\"\x03\x90\x02\x01\x12n\n\x0cWatchMetrics\x12*.callforest.trainer.v1.WatchMetricsRequest\x1a+.callforest.trainer.v1.WatchMetricsResponse\"\x03\x90\x02\x01\x30\x01\x12n\n\x0cWatchWeights\x12*.callforest.trainer.v1.WatchWeightsRequest\x1a+.callforest.trainer.v1.WatchWeightsResponse\"\x03\x90\x02\x01\x30\x01\x12\x66\n\nCheckpoint\x12(.callforest.trainer.v1.CheckpointRequest\x1a).callforest.trainer.v1.CheckpointResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/trainer/v1/trainer_service.proto\x12\x15\x63\x61llforest.trainer.v1\"\x12\n\x10GetStatusRequest\"\xa5\x02\n\x11GetStatusResponse\x12\x39\n\x05phase\x18\x01 \x01(\x0e\x32#.callforest.trainer.v1.TrainerPhaseR\x05phase\x12\x12\n\x04step\x18\x02 \x01(\x04R\x04step\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion\x12%\n\x0etrained_cursor\x18\x04 \x01(\x04R\rtrainedCursor\x12)\n\x10\x63ommitted_cursor\x18\x05 \x01(\x04R\x0f\x63ommittedCursor\x12\x18\n\x07\x66\x61ilure\x18\x06 \x01(\tR\x07\x66\x61ilure\x12.\n\x13waiting_group_count\x18\x07 \x01(\rR\x11waitingGroupCount\"4\n\x13WatchMetricsRequest\x12\x1d\n\nafter_step\x18\x01 \x01(\x04R\tafterStep\"T\n\x14WatchMetricsResponse\x12<\n\x07metrics\x18\x01 \x01(\x0b\x32\".callforest.trainer.v1.StepMetricsR\x07metrics\"\xbd\x05\n\x0bStepMetrics\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12%\n\x0eweight_version\x18\x02 \x01(\x04R\rweightVersion\x12#\n\rrollout_count\x18\x03 \x01(\rR\x0crolloutCount\x12\x1b\n\trow_count\x18\x04 \x01(\rR\x08rowCount\x12!\n\x0cmasked_count\x18\x05 \x01(\rR\x0bmaskedCount\x12V\n\x0cmask_reasons\x18\x06 \x03(\x0b\x32\x33.callforest.trainer.v1.StepMetrics.MaskReasonsEntryR\x0bmaskReasons\x12\x1f\n\x0breward_mean\x18\x07 \x01(\x01R\nrewardMean\x12\x12\n\x04loss\x18\x08 \x01(\x01R\x04loss\x12*\n\x11valid_token_count\x18\t \x01(\x04R\x0fvalidTokenCount\x12\x31\n\x15token_mult_prob_error\x18\n \x01(\x01R\x12tokenMultProbError\x12 \n\x0cgen_kl_error\x18\x0b \x01(\x01R\ngenKlError\x12\x1b\n\tgrad_norm\x18\x0c \x01(\x01R\x08gradNorm\x12!\n\x0cstep_seconds\x18\r \x01(\x01R\x0bstepSeconds\x12!\n\x0cpush_seconds\x18\x0e \x01(\x01R\x0bpushSeconds\x12.\n\x13\x64ropped_group_count\x18\x0f \x01(\rR\x11\x64roppedGroupCount\x12-\n\x12heuristic_fraction\x18\x10 \x01(\x01R\x11heuristicFraction\x1a>\n\x10MaskReasonsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\rR\x05value:\x02\x38\x01\"\x15\n\x13WatchWeightsRequest\"Q\n\x14WatchWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion\x12\x12\n\x04step\x18\x02 \x01(\x04R\x04step\"\x13\n\x11\x43heckpointRequest\"S\n\x12\x43heckpointResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12)\n\x10\x63ommitted_cursor\x18\x02 \x01(\x04R\x0f\x63ommittedCursor*\xb4\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15TRAINER_PHASE_LOADING\x10\x01\x12\x19\n\x15TRAINER_PHASE_WAITING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_STEPPING\x10\x03\x12\x19\n\x15TRAINER_PHASE_PUSHING\x10\x04\x12\x18\n\x14TRAINER_PHASE_FAILED\x10\x05\x32\xbd\x03\n\x0eTrainerService\x12\x63\n\tGetStatus\x12\'.callforest.trainer.v1.GetStatusRequest\x1a(.callforest.trainer.v1.GetStatusResponse\"\x03\x90\x02\x01\x12n\n\x0cWatchMetrics\x12*.callforest.trainer.v1.WatchMetricsRequest\x1a+.callforest.trainer.v1.WatchMetricsResponse\"\x03\x90\x02\x01\x30\x01\x12n\n\x0cWatchWeights\x12*.callforest.trainer.v1.WatchWeightsRequest\x1a+.callforest.trainer.v1.WatchWeightsResponse\"\x03\x90\x02\x01\x30\x01\x12\x66\n\nCheckpoint\x12(.callforest.trainer.v1.CheckpointRequest\x1a).callforest.trainer.v1.CheckpointResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,8 +41,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAINERSERVICE'].methods_by_name['WatchWeights']._serialized_options = b'\220\002\001'
   _globals['_TRAINERSERVICE'].methods_by_name['Checkpoint']._loaded_options = None
   _globals['_TRAINERSERVICE'].methods_by_name['Checkpoint']._serialized_options = b'\220\002\002'
-  _globals['_TRAINERPHASE']._serialized_start=1396
-  _globals['_TRAINERPHASE']._serialized_end=1576
+  _globals['_TRAINERPHASE']._serialized_start=1443
+  _globals['_TRAINERPHASE']._serialized_end=1623
   _globals['_GETSTATUSREQUEST']._serialized_start=70
   _globals['_GETSTATUSREQUEST']._serialized_end=88
   _globals['_GETSTATUSRESPONSE']._serialized_start=91
@@ -52,17 +52,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHMETRICSRESPONSE']._serialized_start=440
   _globals['_WATCHMETRICSRESPONSE']._serialized_end=524
   _globals['_STEPMETRICS']._serialized_start=527
-  _globals['_STEPMETRICS']._serialized_end=1181
-  _globals['_STEPMETRICS_MASKREASONSENTRY']._serialized_start=1119
-  _globals['_STEPMETRICS_MASKREASONSENTRY']._serialized_end=1181
-  _globals['_WATCHWEIGHTSREQUEST']._serialized_start=1183
-  _globals['_WATCHWEIGHTSREQUEST']._serialized_end=1204
-  _globals['_WATCHWEIGHTSRESPONSE']._serialized_start=1206
-  _globals['_WATCHWEIGHTSRESPONSE']._serialized_end=1287
-  _globals['_CHECKPOINTREQUEST']._serialized_start=1289
-  _globals['_CHECKPOINTREQUEST']._serialized_end=1308
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=1310
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=1393
-  _globals['_TRAINERSERVICE']._serialized_start=1579
-  _globals['_TRAINERSERVICE']._serialized_end=2024
+  _globals['_STEPMETRICS']._serialized_end=1228
+  _globals['_STEPMETRICS_MASKREASONSENTRY']._serialized_start=1166
+  _globals['_STEPMETRICS_MASKREASONSENTRY']._serialized_end=1228
+  _globals['_WATCHWEIGHTSREQUEST']._serialized_start=1230
+  _globals['_WATCHWEIGHTSREQUEST']._serialized_end=1251
+  _globals['_WATCHWEIGHTSRESPONSE']._serialized_start=1253
+  _globals['_WATCHWEIGHTSRESPONSE']._serialized_end=1334
+  _globals['_CHECKPOINTREQUEST']._serialized_start=1336
+  _globals['_CHECKPOINTREQUEST']._serialized_end=1355
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=1357
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=1440
+  _globals['_TRAINERSERVICE']._serialized_start=1626
+  _globals['_TRAINERSERVICE']._serialized_end=2071
 # @@protoc_insertion_point(module_scope)

@@ -205,6 +205,7 @@ class StepMetrics(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     PUSH_SECONDS_FIELD_NUMBER: _builtins.int
     DROPPED_GROUP_COUNT_FIELD_NUMBER: _builtins.int
+    HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """step counts optimizer steps from 1."""
     weight_version: _builtins.int
@@ -233,6 +234,8 @@ class StepMetrics(_message.Message):
     """push_seconds is how long the new weights took to serve."""
     dropped_group_count: _builtins.int
     """dropped_group_count is the number of groups in the step's range that had no valid layout."""
+    heuristic_fraction: _builtins.float
+    """heuristic_fraction is the part of the rollouts whose scored call was chosen by the heuristic."""
     @_builtins.property
     def mask_reasons(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """mask_reasons count the masked rollouts by reason."""
@@ -255,10 +258,11 @@ class StepMetrics(_message.Message):
         step_seconds: _builtins.float = ...,
         push_seconds: _builtins.float = ...,
         dropped_group_count: _builtins.int = ...,
+        heuristic_fraction: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_group_count", b"dropped_group_count", "gen_kl_error", b"gen_kl_error", "grad_norm", b"grad_norm", "loss", b"loss", "mask_reasons", b"mask_reasons", "masked_count", b"masked_count", "push_seconds", b"push_seconds", "reward_mean", b"reward_mean", "rollout_count", b"rollout_count", "row_count", b"row_count", "step", b"step", "step_seconds", b"step_seconds", "token_mult_prob_error", b"token_mult_prob_error", "valid_token_count", b"valid_token_count", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_group_count", b"dropped_group_count", "gen_kl_error", b"gen_kl_error", "grad_norm", b"grad_norm", "heuristic_fraction", b"heuristic_fraction", "loss", b"loss", "mask_reasons", b"mask_reasons", "masked_count", b"masked_count", "push_seconds", b"push_seconds", "reward_mean", b"reward_mean", "rollout_count", b"rollout_count", "row_count", b"row_count", "step", b"step", "step_seconds", b"step_seconds", "token_mult_prob_error", b"token_mult_prob_error", "valid_token_count", b"valid_token_count", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
