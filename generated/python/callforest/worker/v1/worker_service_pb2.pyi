@@ -77,8 +77,13 @@ class GeneratedCall(_message.Message):
     COMPLETION_FIELD_NUMBER: _builtins.int
     STAGED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    GENERATION_US_FIELD_NUMBER: _builtins.int
     chat_response: _builtins.bytes
     """chat_response is the Chat Completions response to serve, JSON bytes without token material."""
+    generation_us: _builtins.int
+    """generation_us is how long the engine took, in microseconds, waiting in its queue included. All
+    other time of the call is the cost of capture.
+    """
     @_builtins.property
     def completion(self) -> _completion_pb2.Completion:
         """completion says how the generation ended."""
@@ -98,10 +103,11 @@ class GeneratedCall(_message.Message):
         completion: _completion_pb2.Completion | None = ...,
         staged: _commit_coords_pb2.CommitCoords | None = ...,
         failed: Global___CaptureFailure | None = ...,
+        generation_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "completion", b"completion", "failed", b"failed", "staged", b"staged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "chat_response", b"chat_response", "completion", b"completion", "failed", b"failed", "staged", b"staged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "chat_response", b"chat_response", "completion", b"completion", "failed", b"failed", "generation_us", b"generation_us", "staged", b"staged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_capture: _TypeAlias = _typing.Literal["staged", "failed"]  # noqa: Y015
     _WhichOneofArgType_capture: _TypeAlias = _typing.Literal["capture", b"capture"]  # noqa: Y015

@@ -77,7 +77,8 @@ class WorkerServiceServicer:
         """UpdateWeights loads new weights. It answers when every later generation uses them and no cached
         prefix of the old ones is left; running calls go on. A repeat of the present version and digest is
         a no-op. A restarted worker loads the last update again before it serves.
-        Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
+        Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE, REQUEST_REFUSED (the file is missing, has another
+        digest, or holds another model's tensors; nothing was changed).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -28,7 +28,8 @@ class WorkerServiceStub:
     """UpdateWeights loads new weights. It answers when every later generation uses them and no cached
     prefix of the old ones is left; running calls go on. A repeat of the present version and digest is
     a no-op. A restarted worker loads the last update again before it serves.
-    Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
+    Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE, REQUEST_REFUSED (the file is missing, has another
+    digest, or holds another model's tensors; nothing was changed).
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -63,7 +64,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """UpdateWeights loads new weights. It answers when every later generation uses them and no cached
         prefix of the old ones is left; running calls go on. A repeat of the present version and digest is
         a no-op. A restarted worker loads the last update again before it serves.
-        Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
+        Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE, REQUEST_REFUSED (the file is missing, has another
+        digest, or holds another model's tensors; nothing was changed).
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _aio.Server) -> None: ...
