@@ -129,7 +129,6 @@ class VllmOptions:
             "DO_NOT_TRACK": "1",
             "TMPDIR": str(scratch),
             "VLLM_RPC_BASE_PATH": str(scratch),
-            "VLLM_CACHE_ROOT": str(scratch / "cache"),
         }
         if self.device == CPU:
             variables |= {
@@ -140,5 +139,7 @@ class VllmOptions:
                 # More threads than cores to spare make small models slower, not faster.
                 "OMP_NUM_THREADS": "1",
                 "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
+                # Nothing is compiled, so nothing is worth keeping; on a GPU it is.
+                "VLLM_CACHE_ROOT": str(scratch / "cache"),
             }
         return variables
