@@ -1,0 +1,399 @@
+"""The durable store of a service: one LMDB environment, one writer thread, group commit.
+
+A write resolves when a power cut cannot undo it: LMDB syncs pages and meta page at every commit,
+and no setting turns that off. Facts that shape this module: a transaction committed by another
+thread than its own makes the next writer hang for ever; after a failed sync the kernel may call
+lost pages clean, so nothing may be retried on the same environment; LMDB 0.9 serves damaged values
+without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import lmdb
+
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.directory import sync_directory
+from callforest_mesh.chassis.errors import draining, overloaded
+from callforest_mesh.chassis.store_statistics import StoreStatistics
+from callforest_mesh.chassis.transaction import (
+    KEY_BYTES_MAX,
+    Batch,
+    Collector,
+    ReadTxn,
+    TransactionLike,
+    WriteTxn,
+    corrupt,
+)
+from callforest_mesh.chassis.write_job import WriteJob, answer
+from callforest_mesh.chassis.write_queue import WriteQueue
+
+__all__ = ["KEY_BYTES_MAX", "Collector", "LmdbStore", "ReadTxn", "StoreStatistics", "WriteTxn"]
+
+T = TypeVar("T")
+_Raw: TypeAlias = "lmdb.Transaction[memoryview]"
+_LOG = logging.getLogger("callforest")
+
+QUEUE_LIMIT: Final = 8192
+DISK_RESERVE_BYTES: Final = 64 * 2**20
+"""Space of the file system that only deletes and the like may use."""
+READER_CHECK_S: Final = 15.0
+CLOSE_S: Final = 60.0
+RETRY_AFTER_MS: Final = 5000
+_READERS_MAX: Final = 126
+_FORMAT: Final = "callforest"
+_FORMAT_KEY: Final = b"store-1"
+
+
+class _SpoiledError(Exception):
+    """A batch was aborted.
+
+    Attributes:
+        by: the write at fault, or None when it is not known which.
+        error: what the write at fault gets.
+    """
+
+    def __init__(self, by: WriteJob[Any] | None, error: Exception) -> None:
+        super().__init__()
+        self.by = by
+        self.error = error
+
+
+class LmdbStore:
+    """Checked records in named databases, written by one thread in group commits.
+
+    Args:
+        path: the store's directory; it is made when missing. Not on a network file system.
+        map_size_bytes: the most that the file can grow to.
+        databases: their names. A later version may add some.
+        quota_bytes: used bytes from which writes without reserve are refused. At most nine tenths
+            of the map, so that deletes, which need new pages first, always have some.
+        on_fatal: called once, by the writer thread, when the environment can be trusted no more.
+            The process must log it and end; every waiter has its error by then.
+        name: names the store in refusals; another name's store is refused at open.
+        queue_limit: most writes that wait.
+        disk_reserve_bytes: free bytes of the file system below which writes without reserve are
+            refused.
+
+    Raises:
+        Refusal: STORE_CORRUPT when the directory holds another program's or another store's
+            environment.
+        ValueError: the quota does not leave a reserve.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        map_size_bytes: int,
+        databases: Sequence[str],
+        quota_bytes: int,
+        on_fatal: Callable[[Exception], None],
+        name: str = "store",
+        queue_limit: int = QUEUE_LIMIT,
+        disk_reserve_bytes: int = DISK_RESERVE_BYTES,
+    ) -> None:
+        if quota_bytes > map_size_bytes * 9 // 10:
+            raise ValueError("quota_bytes must leave a tenth of map_size_bytes for deletes")
+        self._path = path
+        self._map_size, self._names = map_size_bytes, tuple(databases)
+        self._quota = quota_bytes
+        self._on_fatal = on_fatal
+        self._name = name
+        self._disk_reserve = disk_reserve_bytes
+        self._queue: WriteQueue[WriteJob[Any]] = WriteQueue(name, queue_limit)
+        self._pid = os.getpid()
+        self._databases: dict[str, Any] = {}
+        self._commits = self._records = self._used = self._stale_readers = 0
+        self._failed = self._closed = False
+        opened: Future[None] = Future()
+        # A daemon: a process that dies for another reason must not wait for it.
+        self._thread = threading.Thread(
+            target=self._run, args=(opened,), name=f"{name}-writer", daemon=True
+        )
+        self._thread.start()
+        opened.result(timeout=CLOSE_S)
+
+    async def write(
+        self, fn: Callable[[WriteTxn], T], *, records: int = 1, reserve: bool = False
+    ) -> T:
+        """Run a function inside the next commit; return its value once that is durable.
+
+        The function runs on the writer thread, shortly, and may run more than once when another
+        one spoils the commit. A cancelled waiter does not cancel the write.
+
+        Args:
+            fn: reads and writes. A Refusal or another exception leaves nothing of it behind and
+                reaches the caller alone; a Refusal before the first change costs nothing, anything
+                later repeats the commit without it.
+            records: how many records it writes, for the statistics.
+            reserve: whether it may go beyond the quota: deletes, and what settles old work.
+
+        Raises:
+            Refusal: OVERLOADED, STORE_FULL, STORE_CORRUPT, DRAINING (closed, or failed: whether the
+                write took effect is then unknown), or the function's own.
+        """
+        self._own_process()
+        if self._failed:
+            raise draining(self._name)
+        loop = asyncio.get_running_loop()
+        job: WriteJob[T] = WriteJob(fn, records, reserve, loop.create_future(), loop)
+        self._queue.put(job)
+        return await job.future
+
+    def read(self, fn: Callable[[ReadTxn], T]) -> T:
+        """Run a function over one snapshot, on the calling thread; keep it short.
+
+        Raises:
+            Refusal: STORE_CORRUPT, OVERLOADED (too many readers), DRAINING, or the function's own.
+        """
+        self._own_process()
+        if self._failed or self._closed:
+            raise draining(self._name)
+        try:
+            with self._env.begin(buffers=True) as txn:
+                view = ReadTxn(self._name, cast("TransactionLike", txn), self._databases)
+                try:
+                    return fn(view)
+                finally:
+                    view.end()
+        except lmdb.ReadersFullError as error:
+            raise overloaded("store_readers", _READERS_MAX, retry_after_ms=100) from error
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+            raise corrupt(self._name, type(error).__name__) from error
+
+    def statistics(self) -> StoreStatistics:
+        """Give the store's counts and sizes."""
+        return StoreStatistics(
+            commits=self._commits,
+            records=self._records,
+            queue_depth=len(self._queue),
+            used_bytes=self._used,
+            quota_bytes=self._quota,
+            file_bytes=(self._path / "data.mdb").stat().st_size,
+            stale_readers=self._stale_readers,
+        )
+
+    async def close(self) -> None:
+        """Commit what waits, then close the environment. Idempotent.
+
+        Raises:
+            TimeoutError: the writer thread did not end within a minute.
+        """
+        self._own_process()
+        self._queue.close()
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the writer of the {self._name} store did not end")
+
+    def _durability(self) -> dict[str, bool]:
+        """Give LMDB's settings of durability: the only ones there are."""
+        return {"sync": True, "metasync": True, "writemap": False, "map_async": False}
+
+    def _run(self, opened: Future[None]) -> None:
+        """Be the writer thread: it alone begins and commits."""
+        try:
+            self._open()
+        except Exception as error:  # noqa: BLE001 - the opener raises it
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - fatal: the process ends
+            self._fail(error)
+        finally:
+            self._closed = True
+            if not self._failed:
+                self._env.close()
+
+    def _open(self) -> None:
+        made = not self._path.exists()
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._env = lmdb.open(
+            str(self._path),
+            map_size=self._map_size,
+            max_dbs=len(self._names) + 1,
+            max_readers=_READERS_MAX,
+            readahead=False,
+            **self._durability(),
+        )
+        try:
+            if self._env.stat()["entries"]:
+                with self._env.begin(buffers=True) as txn:
+                    if txn.get(_FORMAT.encode()) is None:
+                        raise self._foreign("another program's environment")
+            for name in (_FORMAT, *self._names):
+                self._databases[name] = self._env.open_db(name.encode())
+            self._mark()
+        except BaseException:
+            self._env.close()
+            raise
+        # LMDB syncs its file but never the directories that name it.
+        for directory in (self._path, self._path.parent) if made else (self._path,):
+            sync_directory(directory)
+
+    def _mark(self) -> None:
+        mark = self._name.encode()
+        with self._env.begin(write=True, buffers=True) as raw:
+            txn = self._write_txn(raw, Batch(space=_no_limit), reserve=True)
+            found = txn.get(_FORMAT, _FORMAT_KEY)
+            if found is None and self._used_bytes(raw) == 0:
+                txn.put(_FORMAT, _FORMAT_KEY, mark)
+            elif found != mark:
+                raise self._foreign(repr((found or b"").decode(errors="replace")))
+            self._used = self._used_bytes(raw)
+
+    def _foreign(self, found: str) -> Refusal:
+        return Refusal(
+            er.ERROR_REASON_STORE_CORRUPT,
+            f"the directory of the {self._name} store holds {found}",
+            store=self._name,
+            key=f"{_FORMAT}/{_FORMAT_KEY.decode()}",
+        )
+
+    def _serve(self) -> None:
+        check = time.monotonic() + READER_CHECK_S
+        while (batch := self._queue.take(max(0.0, check - time.monotonic()))) is not None:
+            if batch:
+                self._process(batch)
+            if time.monotonic() >= check:
+                # The slot of a reader that died pins every page freed since, for ever.
+                self._stale_readers += self._env.reader_check()
+                check = time.monotonic() + READER_CHECK_S
+
+    def _process(self, batch: list[WriteJob[Any]]) -> None:
+        """Commit a batch; when it is spoiled, the others once more together, then each alone."""
+        try:
+            left = self._attempt(batch)
+            left = self._attempt(left) if left else left
+            for job in left:
+                self._attempt([job])
+        except Exception as error:
+            self._fail(error, [job for job in batch if not job.answered])
+            raise
+        self._queue.committed(len(batch))
+
+    def _attempt(self, jobs: list[WriteJob[Any]]) -> list[WriteJob[Any]]:
+        """Run and commit writes; give those that must run again because one spoiled the commit."""
+        raw = self._env.begin(write=True, buffers=True)
+        try:
+            self._fill(raw, jobs)
+            used = self._used_bytes(raw)
+            self._commit(raw)
+        except _SpoiledError as spoiled:
+            raw.abort()
+            culprit = spoiled.by or (jobs[0] if len(jobs) == 1 else None)
+            if culprit is not None:
+                culprit.error = spoiled.error
+                answer([culprit])
+            return [job for job in jobs if job is not culprit]
+        self._used = used
+        self._commits += 1
+        self._records += sum(job.records for job in jobs if job.error is None)
+        answer(jobs)
+        return []
+
+    def _fill(self, raw: _Raw, jobs: list[WriteJob[Any]]) -> None:
+        disk_full = self._free_bytes() < self._disk_reserve
+        batch = Batch(space=lambda more: self._require_space(more, disk_full=disk_full))
+        for job in jobs:
+            txn = self._write_txn(raw, batch, reserve=job.reserve)
+            job.error = None
+            with self._blaming(job):
+                try:
+                    job.result = job.fn(txn)
+                except Refusal as refusal:
+                    if txn.wrote:
+                        raise
+                    job.error = refusal
+                finally:
+                    txn.end()
+        with self._blaming(None):
+            last = self._write_txn(raw, batch, reserve=True)
+            for collector in batch.collectors.values():
+                collector.finish(last)
+            last.end()
+
+    def _commit(self, raw: _Raw) -> None:
+        # A full map shows before any page is written, so it alone is no fatal error.
+        with self._blaming(None, (lmdb.MapFullError,)):
+            raw.commit()
+
+    @contextlib.contextmanager
+    def _blaming(
+        self, job: WriteJob[Any] | None, kinds: tuple[type[Exception], ...] = (Exception,)
+    ) -> Iterator[None]:
+        """Turn an exception into a spoiled commit, and a full map into its refusal."""
+        try:
+            yield
+        except lmdb.MapFullError as error:
+            raise _SpoiledError(job, self._full(self._map_size)) from error
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+            if Exception not in kinds:
+                raise
+            raise _SpoiledError(job, corrupt(self._name, type(error).__name__)) from error
+        except kinds as error:
+            raise _SpoiledError(job, error) from error
+
+    def _require_space(self, more: int, *, disk_full: bool) -> None:
+        if disk_full or self._used + more > self._quota:
+            raise self._full(self._quota)
+
+    def _full(self, limit: int) -> Refusal:
+        return Refusal(
+            er.ERROR_REASON_STORE_FULL,
+            f"the {self._name} store is full; free space or raise its quota",
+            retry_after_ms=RETRY_AFTER_MS,
+            store=self._name,
+            used_bytes=self._used,
+            quota_bytes=limit,
+        )
+
+    def _write_txn(self, raw: _Raw, batch: Batch, *, reserve: bool) -> WriteTxn:
+        txn = cast("TransactionLike", raw)
+        return WriteTxn(self._name, txn, self._databases, batch, reserve=reserve)
+
+    def _used_bytes(self, raw: _Raw) -> int:
+        """Count the bytes of all pages in use: free ones of the file do not count."""
+        total = 0
+        for database in self._databases.values():
+            stat = raw.stat(database)
+            pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+            total += pages * stat["psize"]
+        return total
+
+    def _free_bytes(self) -> int:
+        found = os.statvfs(self._path)
+        return found.f_bavail * found.f_frsize
+
+    def _fail(self, error: Exception, running: Sequence[WriteJob[Any]] = ()) -> None:
+        """Trust the environment no more: every waiter gets an error, and nothing is taken."""
+        if self._failed:
+            return
+        self._failed = True
+        _LOG.critical("the %s store failed; the process must end", self._name, exc_info=error)
+        waiting = [*running, *self._queue.abandon()]
+        for job in waiting:
+            job.error = draining(self._name)
+        answer(waiting)
+        self._on_fatal(error)
+
+    def _own_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("a store must not be used after fork; start processes by spawn")
+
+
+def _no_limit(_more: int) -> None:
+    """Refuse nothing."""

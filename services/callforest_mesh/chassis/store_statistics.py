@@ -1,0 +1,28 @@
+"""What a store says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """Counts since the store was opened, and its present size.
+
+    Attributes:
+        commits: durable transactions.
+        records: records that they wrote, as the callers counted them.
+        queue_depth: writes that wait.
+        used_bytes: pages in use; deleted ones are used again.
+        quota_bytes: from which used_bytes on writes are refused.
+        file_bytes: length of the file, which never shrinks.
+        stale_readers: readers of dead processes whose slots were freed.
+    """
+
+    commits: int
+    records: int
+    queue_depth: int
+    used_bytes: int
+    quota_bytes: int
+    file_bytes: int
+    stale_readers: int

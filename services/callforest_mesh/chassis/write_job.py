@@ -1,0 +1,66 @@
+"""One write on its way through a store, and the caller that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from callforest_mesh.chassis.transaction import WriteTxn
+
+T = TypeVar("T")
+_LOG = logging.getLogger("callforest")
+
+
+@dataclass(slots=True, eq=False)
+class WriteJob(Generic[T]):
+    """One write and its waiter.
+
+    Attributes:
+        fn: what runs inside the transaction.
+        records: how many records it writes, as its caller says.
+        reserve: whether it may go beyond the quota.
+        future: what the caller waits for.
+        loop: the caller's event loop.
+        result: what the function returned, unless error is set.
+        error: what the caller gets instead.
+        answered: whether the caller was told.
+    """
+
+    fn: Callable[[WriteTxn], T]
+    records: int
+    reserve: bool
+    future: asyncio.Future[T]
+    loop: asyncio.AbstractEventLoop
+    result: T | None = None
+    error: Exception | None = None
+    answered: bool = False
+
+    def tell(self) -> None:
+        """Tell the waiter, on its loop; one that was cancelled changes nothing."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(cast("T", self.result))
+
+
+def answer(jobs: Sequence[WriteJob[Any]]) -> None:
+    """Tell the waiters from the writer thread, in one hop for each event loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[WriteJob[Any]]] = {}
+    for job in jobs:
+        job.answered = True
+        loops.setdefault(job.loop, []).append(job)
+    for loop, theirs in loops.items():
+        try:
+            loop.call_soon_threadsafe(_tell_all, theirs)
+        except RuntimeError:
+            _LOG.info("%d waiters of a store are gone with their event loop", len(theirs))
+
+
+def _tell_all(jobs: Sequence[WriteJob[Any]]) -> None:
+    for job in jobs:
+        job.tell()
