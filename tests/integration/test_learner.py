@@ -137,7 +137,7 @@ def accumulate(learner: Learner, rows: list[TrainingRow], options: BatchOptions)
         )
         return apply(loss)
 
-    optimizer.apply = spy  # type: ignore[method-assign]
+    optimizer.apply = spy  # type: ignore[method-assign]  # a spy
     metrics = learner.step(rows, plan_step(rows, options))
     return to_hugging_face(seen, policy.architecture), metrics
 
@@ -479,4 +479,4 @@ def test_options_that_cannot_be_honoured_are_refused() -> None:
         LearnerOptions(loss=LossOptions(kl_coefficient=0.1))
     for wrong in ({"learning_rate": -1.0}, {"clip_grad_norm": 0.0}, {"betas": (1.0, 0.9)}):
         with pytest.raises(ValueError, match=r"is|are"):
-            OptimizerOptions(**wrong)  # type: ignore[arg-type]
+            OptimizerOptions(**wrong)  # type: ignore[arg-type]  # one number at a time

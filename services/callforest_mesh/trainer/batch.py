@@ -256,7 +256,7 @@ def _fault(row: TrainingRow) -> BatchRefusal | None:
     sampled = row.logprobs[row.loss_mask]
     if not (np.isfinite(sampled) & (sampled <= LOGPROB_CEILING)).all():
         return BatchRefusal.LOGPROB_OUT_OF_RANGE
-    if not abs(row.advantage) <= np.finfo(np.float32).max:
+    if not abs(row.advantage) <= float(np.finfo(np.float32).max):
         return BatchRefusal.ADVANTAGE_NOT_FINITE
     return None
 
@@ -329,4 +329,4 @@ def _place(columns: MicrobatchColumns, line: int, start: int, row: TrainingRow) 
     columns.label_ids[line, before] = row.token_ids[1:]
     columns.retained[line, before] = retained
     columns.logprobs[line, before] = np.where(retained, row.logprobs[1:], 0)
-    columns.advantages[line, before] = np.where(retained, np.float32(row.advantage), 0)
+    columns.advantages[line, before] = np.where(retained, row.advantage, 0)

@@ -83,7 +83,7 @@ def test_dynamic_batching_is_refused_with_the_reason() -> None:
 )
 def test_sizes_that_are_not_positive_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(BatchRefusedError) as refusal:
-        BatchOptions(**sizes)  # type: ignore[arg-type]
+        BatchOptions(**sizes)  # type: ignore[arg-type]  # one size at a time
     assert refusal.value.refusal is BatchRefusal.NON_POSITIVE_SIZE
 
 

@@ -117,7 +117,7 @@ def test_the_kl_penalty_is_k3_with_the_gradient_of_the_score() -> None:
 )
 def test_bounds_that_mean_nothing_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"clip|coefficient"):
-        LossOptions(**options)  # type: ignore[arg-type]
+        LossOptions(**options)  # type: ignore[arg-type]  # one bound at a time
 
 
 def test_metrics_are_ideal_when_engine_and_learner_agree() -> None:

@@ -303,5 +303,5 @@ class Learner:
             advantages=torch.from_numpy(columns.advantages[columns.retained]).to(device),
         )
         losses = token_losses(tokens, self._options.loss)
-        (losses.sum() / retained_token_count).backward()  # type: ignore[no-untyped-call]
+        (losses.sum() / retained_token_count).backward()  # type: ignore[no-untyped-call]  # torch
         return metric_sums(tokens, losses, self._options.loss)
