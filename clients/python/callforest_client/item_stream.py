@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Generic, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
-from google.rpc import status_pb2
 
-from callforest.capture.v1 import frame_pb2, item_pb2
+from callforest.capture.v1 import item_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import (
     CallforestError,
@@ -36,116 +34,23 @@ from callforest_client.frames import (
     FrameAssembler,
     frames_of,
 )
+from callforest_client.stream_spec import (
+    ItemCall,
+    ItemLike,
+    PayloadT,
+    ResultLike,
+    ResultT,
+    StreamSpec,
+)
 from callforest_core.refusal import Refusal
-
-PayloadT = TypeVar("PayloadT", bound=Message)
-ResultT = TypeVar("ResultT", bound=Message)
-
-
-class ItemLike(Protocol):
-    """What every item message has; its body has a payload arm besides."""
-
-    @property
-    def context(self) -> item_pb2.ItemContext:
-        """The item's context."""
-        ...
-
-    def WhichOneof(self, oneof_group: Literal["body"], /) -> str | None:  # noqa: N802 - protobuf's name
-        """Name the arm that is set."""
-        ...
-
-    def ByteSize(self) -> int:  # noqa: N802 - protobuf's name
-        """Give the serialized size."""
-        ...
-
-
-class ResultLike(Protocol):
-    """What every result message has; its outcome has an answer arm besides."""
-
-    @property
-    def sequence(self) -> int:
-        """The item's sequence."""
-        ...
-
-    @property
-    def error(self) -> status_pb2.Status:
-        """Why the item failed."""
-        ...
-
-    @property
-    def begin(self) -> frame_pb2.FrameBegin:
-        """Announces a large answer."""
-        ...
-
-    @property
-    def chunk(self) -> frame_pb2.FrameChunk:
-        """A part of a large answer."""
-        ...
-
-    def WhichOneof(self, oneof_group: Literal["outcome"], /) -> str | None:  # noqa: N802 - protobuf's name
-        """Name the arm that is set."""
-        ...
-
-    def ByteSize(self) -> int:  # noqa: N802 - protobuf's name
-        """Give the serialized size."""
-        ...
-
-
-class RequestLike(Protocol):
-    """What every request message of an item stream has."""
-
-    @property
-    def items(self) -> Sequence[ItemLike]:
-        """The items."""
-        ...
-
-
-class ResponseLike(Protocol):
-    """What every response message of an item stream has."""
-
-    @property
-    def results(self) -> Sequence[ResultLike]:
-        """The results."""
-        ...
-
 
 MESSAGE_ITEMS = 256
 MESSAGE_BYTES = 2 << 20
+STREAM_S = 3600.0
+"""A stream is renewed after this long, since every RPC has a deadline; its items go on."""
 _ITEM_OVERHEAD_BYTES = 256
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
-
-
-ItemCall: TypeAlias = "grpc.aio.StreamStreamCall[RequestLike, ResponseLike]"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSpec(Generic[PayloadT, ResultT]):
-    """Names the messages of one item stream.
-
-    Attributes:
-        name: the RPC, for messages to people.
-        request: the request message, which has `items`.
-        item: the item message, which has `context` and a body.
-        payload_field: the body's arm that holds a whole payload.
-        payload: the payload message.
-        response: the response message, which has `results`.
-        result: the result message, which has `sequence` and an outcome.
-        answer_field: the outcome's arm that holds a whole answer.
-        answer: the answer message.
-        repeatable: whether an item may be sent again when its stream broke.
-    """
-
-    name: str
-    request: Callable[..., RequestLike]
-    item: Callable[..., ItemLike]
-    payload_field: str
-    payload: type[PayloadT]
-    response: Callable[..., ResponseLike]
-    result: Callable[..., ResultLike]
-    answer_field: str
-    answer: type[ResultT]
-    repeatable: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +77,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
     def __init__(
         self,
         spec: StreamSpec[PayloadT, ResultT],
-        connect: Callable[[], object],
+        connect: Callable[..., object],
         *,
         unanswered_max: int = 1024,
         linger_s: float = 0.001,
@@ -302,7 +207,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
     async def _converse(self) -> bool:
         """Run one stream until it ends; say whether it answered anything."""
         before = self._answer_count
-        call = cast("ItemCall", self._connect())
+        call = cast("ItemCall", self._connect(timeout=STREAM_S))
         reader = asyncio.ensure_future(self._read(call))
         writer = asyncio.ensure_future(self._write(call))
         try:

@@ -7,7 +7,7 @@ from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, staged_cal
 from callforest.ledger.v1 import ledger_service_pb2 as ledger
 from callforest.staging.v1 import staging_service_pb2 as staging
 from callforest.worker.v1 import worker_service_pb2 as worker
-from callforest_client.item_stream import StreamSpec
+from callforest_client.stream_spec import StreamSpec
 
 ADMIT_CALLS = StreamSpec(
     name="AdmitCalls",

@@ -16,9 +16,8 @@ from google.rpc import status_pb2
 
 from callforest.capture.v1 import frame_pb2, item_pb2
 from callforest_client.frames import FRAME_BYTES, FRAME_FIELDS, FrameAssembler, frames_of
-from callforest_client.item_stream import (
-    MESSAGE_BYTES,
-    MESSAGE_ITEMS,
+from callforest_client.item_stream import MESSAGE_BYTES, MESSAGE_ITEMS
+from callforest_client.stream_spec import (
     ItemLike,
     PayloadT,
     RequestLike,

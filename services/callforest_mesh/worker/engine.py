@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 TokenIds: TypeAlias = NDArray[np.uint32]
 Logprobs: TypeAlias = NDArray[np.float32]
-Scalar: TypeAlias = None | bool | int | float | str
+Scalar: TypeAlias = bool | int | float | str | None
 
 
 class EngineRefusalError(Exception):

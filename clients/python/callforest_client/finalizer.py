@@ -1,0 +1,181 @@
+"""The Finalizer service's client."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from callforest.capture.v1 import group_batch_pb2, receipt_pb2
+from callforest.finalizer.v1 import finalizer_service_pb2 as pb
+from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
+from callforest_client import unary
+from callforest_client.errors import UnavailableError, error_of_rpc
+from callforest_client.frames import FrameAssembler
+
+SUBSCRIPTION_S = 3600.0
+"""A subscription is renewed after this long, since every RPC has a deadline."""
+
+
+class RowSubscription:
+    """One stream of published groups.
+
+    Iterate over it for the groups in order; grant credit for more; commit what is consumed. The
+    stream ends with UnavailableError when it breaks: subscribe again behind the last cursor.
+
+    Args:
+        stub: the Finalizer's stub.
+        start: names the consumer.
+    """
+
+    def __init__(self, stub: rpc.FinalizerServiceStub, start: pb.StartSubscription) -> None:
+        self._call = stub.SubscribeRows(timeout=SUBSCRIPTION_S)
+        self._start: pb.StartSubscription | None = start
+        self._writing = asyncio.Lock()
+        self._committed: dict[int, asyncio.Future[None]] = {}
+        self._assembler = FrameAssembler(payloads_max=1)
+        self._batches: asyncio.Queue[group_batch_pb2.GroupBatch | Exception] = asyncio.Queue(1)
+        self._reader: asyncio.Task[None] | None = None
+
+    async def credit(self, groups: int) -> None:
+        """Allow this many more groups."""
+        await self._write(pb.SubscribeRowsRequest(credit=pb.RowCredit(groups=groups)))
+
+    async def commit(self, cursor: int, *, timeout_s: float = 30.0) -> None:
+        """Mark groups as consumed; return when that is durable."""
+        confirmed = self._committed.setdefault(cursor, asyncio.get_running_loop().create_future())
+        await self._write(pb.SubscribeRowsRequest(commit=pb.CommitCursor(cursor=cursor)))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(confirmed)
+        except TimeoutError:
+            raise UnavailableError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"cursor {cursor} was not confirmed in time"
+            ) from None
+
+    async def __aiter__(self) -> AsyncIterator[group_batch_pb2.GroupBatch]:
+        """Give the groups in cursor order."""
+        self._ensure_reader()
+        while True:
+            batch = await self._batches.get()
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+    async def close(self) -> None:
+        """End the stream."""
+        self._call.cancel()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _write(self, request: pb.SubscribeRowsRequest) -> None:
+        async with self._writing:
+            try:
+                if self._start is not None:
+                    start, self._start = self._start, None
+                    await self._call.write(pb.SubscribeRowsRequest(start=start))
+                    self._ensure_reader()
+                await self._call.write(request)
+            except grpc.aio.AioRpcError as error:
+                raise error_of_rpc(error) from None
+            except asyncio.InvalidStateError:
+                raise UnavailableError(
+                    grpc.StatusCode.UNAVAILABLE, "the subscription has ended"
+                ) from None
+
+    def _ensure_reader(self) -> None:
+        if self._reader is None:
+            self._reader = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        failure: Exception = UnavailableError(
+            grpc.StatusCode.UNAVAILABLE, "the subscription has ended"
+        )
+        try:
+            async for response in self._call:
+                await self._take(response)
+        except grpc.aio.AioRpcError as error:
+            failure = error_of_rpc(error)
+        for confirmed in self._committed.values():
+            if not confirmed.done():
+                confirmed.set_exception(failure)
+                confirmed.exception()  # nobody may wait for it any more
+        await self._batches.put(failure)
+
+    async def _take(self, response: pb.SubscribeRowsResponse) -> None:
+        event = response.WhichOneof("event")
+        if event == "batch":
+            await self._batches.put(response.batch)
+        elif event == "begin":
+            self._assembler.begin(0, response.begin)
+        elif event == "chunk":
+            self._assembler.chunk(0, response.chunk)
+        elif event == "end":
+            batch = group_batch_pb2.GroupBatch.FromString(self._assembler.end(0))
+            await self._batches.put(batch)
+        elif event == "committed":
+            confirmed = self._committed.pop(response.committed.cursor, None)
+            if confirmed is not None and not confirmed.done():
+                confirmed.set_result(None)
+
+
+class FinalizerClient:
+    """Finalizes rollouts and groups, and subscribes to rows.
+
+    Args:
+        channel: a channel to the Finalizer service.
+        tenant: owns everything that is touched.
+        timeout_s: the deadline of each call.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 60.0
+    ) -> None:
+        self._stub = rpc.FinalizerServiceStub(channel)
+        self._tenant = tenant
+        self._timeout_s = timeout_s
+
+    async def finalize_rollout(self, request: pb.FinalizeRolloutRequest) -> receipt_pb2.Receipt:
+        """Fix the receipt of a rollout; the client's tenant is filled in."""
+        request.tenant = self._tenant
+        response = await unary.call(self._stub.FinalizeRollout, request, timeout_s=self._timeout_s)
+        return response.receipt
+
+    async def finalize_group(
+        self, group_id: str, rollout_count: int, *, abandon_reason: str = ""
+    ) -> pb.FinalizeGroupResponse:
+        """Publish a group, or drop it with a reason."""
+        request = pb.FinalizeGroupRequest(
+            tenant=self._tenant,
+            group_id=group_id,
+            rollout_count=rollout_count,
+            abandon_reason=abandon_reason,
+        )
+        return await unary.call(self._stub.FinalizeGroup, request, timeout_s=self._timeout_s)
+
+    def subscribe(self, consumer: str, *, after_cursor: int | None = None) -> RowSubscription:
+        """Subscribe to the tenant's groups behind a cursor, by default the committed one."""
+        start = pb.StartSubscription(
+            tenant=self._tenant, consumer=consumer, after_cursor=after_cursor
+        )
+        return RowSubscription(self._stub, start)
+
+    async def row_log(self) -> pb.GetRowLogResponse:
+        """Learn how far the tenant's row log is."""
+        request = pb.GetRowLogRequest(tenant=self._tenant)
+        return await unary.call(self._stub.GetRowLog, request, timeout_s=self._timeout_s)
+
+    async def receipt(self, rollout_id: str) -> receipt_pb2.Receipt:
+        """Read the receipt of a rollout."""
+        request = pb.GetReceiptRequest(tenant=self._tenant, rollout_id=rollout_id)
+        response = await unary.call(self._stub.GetReceipt, request, timeout_s=self._timeout_s)
+        return response.receipt
+
+    def for_tenant(self, tenant: str) -> FinalizerClient:
+        """Give the same client for another tenant."""
+        other = copy.copy(self)
+        other._tenant = tenant  # noqa: SLF001 - a copy of this very class
+        return other

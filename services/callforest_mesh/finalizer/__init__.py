@@ -1,0 +1,1 @@
+"""The Finalizer: receipts, verification, atomic publication, delivery of rows."""

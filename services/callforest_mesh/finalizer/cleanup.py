@@ -1,0 +1,81 @@
+"""Cleanup: staged calls go by their exact keys, only behind the committed cursor (FIN-3).
+
+The duty is durable: the cleaned cursor lags the committed one until the staged calls are gone, and
+a restarted finalizer goes on where it stopped. Everything here may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from callforest_client.errors import CallforestError
+from callforest_client.staging import StagingClient
+from callforest_mesh.finalizer.core import attempts_before
+from callforest_mesh.finalizer.store import RowLog
+
+_LOG = logging.getLogger("callforest")
+_RETRY_S = 1.0
+
+
+class Cleanup:
+    """Removes the staged calls of consumed groups, one task a tenant.
+
+    Args:
+        row_log: knows what was consumed.
+        staging: holds what is removed.
+    """
+
+    def __init__(self, row_log: RowLog, staging: StagingClient) -> None:
+        self._row_log = row_log
+        self._staging = staging
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def wake(self, tenant: str) -> None:
+        """See to it that a tenant's consumed groups are cleaned."""
+        task = self._tasks.get(tenant)
+        if task is None or task.done():
+            self._tasks[tenant] = asyncio.ensure_future(self._run(tenant))
+
+    async def settle(self, tenant: str) -> None:
+        """Wait until the tenant's present cleanup is done."""
+        if (task := self._tasks.get(tenant)) is not None:
+            await asyncio.shield(task)
+
+    async def stop(self) -> None:
+        """End all tasks; the duty stays."""
+        for task in self._tasks.values():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self, tenant: str) -> None:
+        while True:
+            state = self._row_log.state(tenant)
+            if state.cleaned_cursor >= state.committed_cursor:
+                return
+            cursor = state.cleaned_cursor + 1
+            try:
+                await self._clean(tenant, cursor)
+            except CallforestError as error:
+                _LOG.warning("cleanup behind cursor %d waits: %s", cursor, error)
+                await asyncio.sleep(_RETRY_S)  # Staging is away; its client already backed off
+                continue
+            await self._row_log.cleaned(tenant, cursor)
+
+    async def _clean(self, tenant: str, cursor: int) -> None:
+        logged = self._row_log.at(tenant, cursor)
+        if logged is None:
+            return
+        staging = self._staging.for_tenant(tenant)
+        for rollout_id in logged.rollout_ids:
+            finalized = self._row_log.rollout(tenant, rollout_id)
+            if finalized is None:
+                continue
+            receipt = finalized.receipt
+            if receipt.calls:
+                keys = [call.call_id for call in receipt.calls]
+                await staging.delete(receipt.capture_key, keys)
+            for capture_key in attempts_before(rollout_id, finalized.attempt_number):
+                await staging.drop_partition(capture_key)

@@ -1,0 +1,107 @@
+"""The Finalizer as a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import grpc.aio
+
+from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
+from callforest_client.ledger import LedgerClient
+from callforest_client.staging import StagingClient
+from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.finalizer.cleanup import Cleanup
+from callforest_mesh.finalizer.delivery import Subscriptions
+from callforest_mesh.finalizer.servicer import FinalizerServicer
+from callforest_mesh.finalizer.store import DATABASES, RowLog
+
+_FULL_NAME = "callforest.finalizer.v1.FinalizerService"
+
+
+@dataclass(frozen=True, slots=True)
+class FinalizerOptions:
+    """How the Finalizer runs.
+
+    Attributes:
+        path: the store's directory.
+        row_multiple: groups are padded to a multiple of this many rows (FIN-6).
+        map_size_bytes: the most that the store's file grows to.
+        quota_bytes: used bytes from which new receipts and groups are refused.
+        cleanup_tenants: tenants whose cleanup duty is resumed at start.
+    """
+
+    path: Path
+    row_multiple: int = 1
+    map_size_bytes: int = 4 << 30
+    quota_bytes: int = 3 << 30
+    cleanup_tenants: tuple[str, ...] = ("default",)
+
+    def __post_init__(self) -> None:
+        """Refuse a multiple that no group can have."""
+        if not 1 <= self.row_multiple <= 65536:
+            raise ValueError("row_multiple must be 1 to 65,536")
+
+
+class FinalizerService:
+    """Receipts, publication and delivery of rows.
+
+    Args:
+        options: how it runs.
+        drain: when begun, subscriptions end.
+        ledger: where manifests are.
+        staging: where tokens are.
+        on_fatal: called when the store can be trusted no more; the process must end.
+    """
+
+    name = "finalizer"
+    full_names = frozenset({_FULL_NAME})
+
+    def __init__(
+        self,
+        options: FinalizerOptions,
+        drain: Drain,
+        ledger: LedgerClient,
+        staging: StagingClient,
+        *,
+        on_fatal: Callable[[Exception], None],
+    ) -> None:
+        self._options = options
+        self._store = LmdbStore(
+            options.path,
+            map_size_bytes=options.map_size_bytes,
+            databases=DATABASES,
+            quota_bytes=options.quota_bytes,
+            on_fatal=on_fatal,
+            name=self.name,
+        )
+        row_log = RowLog(self._store)
+        self._cleanup = Cleanup(row_log, staging)
+        self._servicer = FinalizerServicer(
+            row_log,
+            ledger,
+            staging,
+            Subscriptions(row_log, staging, self._cleanup, drain),
+            row_multiple=options.row_multiple,
+        )
+
+    def attach(self, server: ServerLike) -> None:
+        """Add the RPCs to a server."""
+        rpc.add_FinalizerServiceServicer_to_server(
+            self._servicer,
+            cast("grpc.aio.Server", server),  # takes handlers as a server does
+        )
+
+    async def start(self) -> None:
+        """Go on with the cleanup that was left."""
+        for tenant in self._options.cleanup_tenants:
+            self._cleanup.wake(tenant)
+
+    async def stop(self) -> None:
+        """End the cleanup tasks and close the store."""
+        await self._cleanup.stop()
+        await self._store.close()
