@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -203,11 +203,10 @@ def _shown(value: object) -> str:
 def _encode(calls: Sequence[AnyCall]) -> _Columns:
     no_logprobs = np.empty(0, dtype=np.float32)
     scores = [call.logprobs if isinstance(call, StagedCall) else no_logprobs for call in calls]
-    ids: list[AnyTokenIds] = [call.token_ids for call in calls]
-    flat_ids: AnyTokenIds = np.concatenate(ids)
+    ids = [call.token_ids for call in calls]
     flat_scores = np.concatenate(scores)
     return _Columns(
-        _pieces(encode_ids(flat_ids), [8 * len(column) for column in ids]),
+        _pieces(encode_ids(cast("AnyTokenIds", np.concatenate(ids))), [8 * len(column) for column in ids]),
         _pieces(encode_floats(flat_scores), [4 * len(column) for column in scores]),
         bool(np.isfinite(flat_scores).all()),
     )
