@@ -27,7 +27,7 @@ def score(
     rewards: list[float], options: AdvantageOptions | None = None, valid: list[bool] | None = None
 ) -> list[float]:
     flags = np.ones(len(rewards), bool) if valid is None else np.array(valid)
-    return group_advantages(np.array(rewards, np.float64), flags, options).tolist()
+    return list(map(float, group_advantages(np.array(rewards, np.float64), flags, options)))
 
 
 @pytest.mark.requirement("TRN-3")

@@ -40,7 +40,7 @@ def means(tokens: RetainedTokens) -> dict[Metric, float]:
 
 
 def gradient(tokens: RetainedTokens, options: LossOptions) -> list[float]:
-    token_losses(tokens, options).sum().backward()
+    token_losses(tokens, options).sum().backward()  # type: ignore[no-untyped-call]  # torch
     assert tokens.current.grad is not None
     return tokens.current.grad.tolist()
 
@@ -148,7 +148,7 @@ def test_selection_keeps_poison_where_nothing_trains_out_of_loss_and_gradient() 
     retained = torch.tensor([[True, False]])
     current = select_logprobs(values, torch.tensor([[1, 0]]), retained)
     assert current.tolist() == pytest.approx([-math.log(1 + math.exp(-1))])
-    current.sum().backward()
+    current.sum().backward()  # type: ignore[no-untyped-call]  # torch
     assert values.grad is not None
     assert values.grad[0, 1].tolist() == [0.0, 0.0]
     assert bool(values.grad.isfinite().all())

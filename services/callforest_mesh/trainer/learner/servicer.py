@@ -46,38 +46,38 @@ class LearnerServicer(pb_grpc.LearnerServiceServicer):
         self._learner: Learner | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
 
-    async def LoadModel(  # noqa: N802 - the method's name in the schema
+    async def LoadModel(
         self,
         request: pb.LoadModelRequest,
-        context: _Context[pb.LoadModelRequest, pb.LoadModelResponse],  # noqa: ARG002
+        context: _Context[pb.LoadModelRequest, pb.LoadModelResponse],
     ) -> pb.LoadModelResponse:
         """Load a checkpoint and start afresh."""
         count = await self._run(lambda: self._load(request))
         return pb.LoadModelResponse(parameter_count=count)
 
-    async def TrainStep(  # noqa: N802 - the method's name in the schema
+    async def TrainStep(
         self,
         request_iterator: AsyncIterator[pb.TrainStepRequest],
-        context: _Context[AsyncIterator[pb.TrainStepRequest], pb.TrainStepResponse],  # noqa: ARG002
+        context: _Context[AsyncIterator[pb.TrainStepRequest], pb.TrainStepResponse],
     ) -> pb.TrainStepResponse:
         """Make one optimizer step."""
         plan, rows = await self._receive(request_iterator)
         metrics = await self._run(lambda: self._require().step(rows, plan_from_message(plan, rows)))
         return _metrics_to_message(metrics)
 
-    async def ExportWeights(  # noqa: N802 - the method's name in the schema
+    async def ExportWeights(
         self,
         request: pb.ExportWeightsRequest,
-        context: _Context[pb.ExportWeightsRequest, pb.ExportWeightsResponse],  # noqa: ARG002
+        context: _Context[pb.ExportWeightsRequest, pb.ExportWeightsResponse],
     ) -> pb.ExportWeightsResponse:
         """Write the weights for an engine."""
         size = await self._run(lambda: self._require().export(Path(request.path)))
         return pb.ExportWeightsResponse(size_bytes=size)
 
-    async def SaveCheckpoint(  # noqa: N802 - the method's name in the schema
+    async def SaveCheckpoint(
         self,
         request: pb.SaveCheckpointRequest,
-        context: _Context[pb.SaveCheckpointRequest, pb.SaveCheckpointResponse],  # noqa: ARG002
+        context: _Context[pb.SaveCheckpointRequest, pb.SaveCheckpointResponse],
     ) -> pb.SaveCheckpointResponse:
         """Write a checkpoint."""
         progress = await self._run(
@@ -90,10 +90,10 @@ class LearnerServicer(pb_grpc.LearnerServiceServicer):
         )
         return pb.SaveCheckpointResponse(step=progress.step)
 
-    async def RestoreCheckpoint(  # noqa: N802 - the method's name in the schema
+    async def RestoreCheckpoint(
         self,
         request: pb.RestoreCheckpointRequest,
-        context: _Context[pb.RestoreCheckpointRequest, pb.RestoreCheckpointResponse],  # noqa: ARG002
+        context: _Context[pb.RestoreCheckpointRequest, pb.RestoreCheckpointResponse],
     ) -> pb.RestoreCheckpointResponse:
         """Continue from a checkpoint."""
         progress = await self._run(
@@ -133,7 +133,13 @@ class LearnerServicer(pb_grpc.LearnerServiceServicer):
         return plan, rows
 
     def _load(self, request: pb.LoadModelRequest) -> int:
-        learner = Learner(options_from_message(request.options))
+        try:
+            options = options_from_message(request.options)
+        except ValueError as error:
+            raise Refusal(
+                er.ERROR_REASON_TRAINER_CONFIGURATION, str(error), key="options"
+            ) from error
+        learner = Learner(options)
         count = learner.load(Path(request.model_path))
         self._learner = learner
         return count
@@ -158,7 +164,6 @@ class LearnerServicer(pb_grpc.LearnerServiceServicer):
             NonFiniteStepError,
             NotLoadedError,
             OSError,
-            ValueError,
         ) as error:
             raise self._refusal(error, path) from error
 
@@ -169,8 +174,6 @@ class LearnerServicer(pb_grpc.LearnerServiceServicer):
             return Refusal(er.ERROR_REASON_CHECKPOINT_REFUSED, str(error), path=path, field=field)
         if isinstance(error, ModelRefusedError | NotLoadedError):
             return Refusal(er.ERROR_REASON_TRAINER_CONFIGURATION, str(error), key="model_path")
-        if isinstance(error, ValueError):
-            return Refusal(er.ERROR_REASON_TRAINER_CONFIGURATION, str(error), key="options")
         step = None if self._learner is None else self._learner.step_count + 1
         detail = type(error).__name__
         if isinstance(error, BatchRefusedError):
