@@ -1,0 +1,266 @@
+"""The life of a call on the worker: prefix, generation, delta, staging.
+
+The engine's answer is served whatever becomes of the capture (CAP-7), and nothing is acknowledged
+before it is durable (CAP-6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass
+
+from callforest.capture.v1 import capture_admission_pb2, item_pb2, staged_call_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest.staging.v1 import staging_service_pb2 as staging_pb
+from callforest.worker.v1 import worker_service_pb2 as pb
+from callforest_client.codec import coords_of, staged_call_to_proto
+from callforest_client.errors import CallforestError, reason_name
+from callforest_client.staging import StagingClient
+from callforest_core.custody.errors import CaptureError
+from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.errors import item_late, overloaded
+from callforest_mesh.chassis.validation import malformed
+from callforest_mesh.worker import core
+from callforest_mesh.worker.engine import (
+    Engine,
+    EngineRefusalError,
+    EngineRequest,
+    EngineResult,
+    EngineUnavailableError,
+)
+from callforest_mesh.worker.options import WorkerOptions
+from callforest_mesh.worker.prefixes import Prefixes
+
+_LOG = logging.getLogger("callforest")
+_MARGIN_S = 0.5
+"""Time that an answer keeps for its way back, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """When the parts of a call must be done, on the loop's clock.
+
+    The item's own timeout would drop a completion that is there already; so each part ends
+    before it (docs/protocol.md, section "Item streams").
+    """
+
+    timeout_ms: int
+    generated: float
+    staged: float
+
+
+class Calls:
+    """Generates calls and captures them.
+
+    Args:
+        engine: generates.
+        staging: keeps the tokens.
+        options: bounds.
+    """
+
+    def __init__(self, engine: Engine, staging: StagingClient, options: WorkerOptions) -> None:
+        self._engine = engine
+        self._staging = staging
+        self._options = options
+        self._prefixes = Prefixes(
+            staging, bytes_max=options.prefix_cache_bytes, timeout_s=options.prefix_timeout_s
+        )
+        self._running = 0
+        self._stagings: set[asyncio.Task[staging_pb.StagedReceipt]] = set()
+        self.epoch_span_count = 0
+
+    async def generate(
+        self, context: item_pb2.ItemContext, call: pb.GenerateCall
+    ) -> pb.GeneratedCall:
+        """Generate one call; capture it when it was admitted.
+
+        Raises:
+            Refusal: REQUEST_REFUSED, ENGINE_UNAVAILABLE, OVERLOADED or ITEM_DEADLINE; nothing was
+                staged.
+        """
+        if self._running >= self._options.running_max:
+            raise overloaded("running_calls", self._options.running_max)
+        admission = _admission_of(call)
+        self._running += 1
+        try:
+            return await self._generate(context, call, admission)
+        finally:
+            self._running -= 1
+
+    async def settle(self) -> None:
+        """Wait until what is being staged is done; each has its own bound."""
+        if self._stagings:
+            await asyncio.wait(self._stagings, timeout=self._options.stage_timeout_s + _MARGIN_S)
+
+    async def _generate(
+        self,
+        context: item_pb2.ItemContext,
+        call: pb.GenerateCall,
+        admission: capture_admission_pb2.CaptureAdmission | None,
+    ) -> pb.GeneratedCall:
+        loop = asyncio.get_running_loop()
+        schedule = self._schedule(context.timeout_ms, loop.time())
+        prefix: core.Sequence | None = None
+        fault: CaptureError | None = None
+        if admission is not None and admission.WhichOneof("position") == "continuation":
+            try:
+                prefix = await self._prefixes.resolve(context, admission)
+            except CaptureError as error:
+                fault = error
+        begun = loop.time()
+        result = await self._run_engine(call, prefix, schedule)
+        generated = pb.GeneratedCall(
+            chat_response=result.response,
+            completion=core.completion_of(result),
+            generation_us=int((loop.time() - begun) * 1e6),
+        )
+        self._count_versions(call, result)
+        if admission is not None:
+            capture = _Capture(context, admission, prefix, fault, result, schedule)
+            await self._capture(capture, generated)
+        return generated
+
+    def _schedule(self, timeout_ms: int, now: float) -> _Schedule:
+        timeout_s = timeout_ms / 1000
+        budget_s = min(self._options.stage_timeout_s + _MARGIN_S, timeout_s / 3)
+        end = now + timeout_s
+        return _Schedule(timeout_ms, end - budget_s, end - min(_MARGIN_S, budget_s / 3))
+
+    async def _run_engine(
+        self, call: pb.GenerateCall, prefix: core.Sequence | None, schedule: _Schedule
+    ) -> EngineResult:
+        request = EngineRequest(
+            call_id=call.call_id,
+            created=call.create_time.seconds,
+            body=call.chat_request,
+            prefix=prefix.token_ids if prefix else None,
+        )
+        try:
+            async with asyncio.timeout_at(schedule.generated):
+                return await self._engine.generate(request)
+        except TimeoutError:
+            raise item_late(schedule.timeout_ms) from None
+        except EngineRefusalError as error:
+            raise Refusal(
+                er.ERROR_REASON_REQUEST_REFUSED,
+                core.shortened(str(error)),
+                parameter=error.parameter,
+            ) from error
+        except EngineUnavailableError as error:
+            _LOG.warning("call %s: the engine is unavailable: %s", call.call_id, error)
+            raise engine_away(self._options.name) from error
+
+    def _count_versions(self, call: pb.GenerateCall, result: EngineResult) -> None:
+        """Count a generation that straddled a weight update; it keeps its first version (CAP-8)."""
+        versions = core.weight_version_count(result)
+        if versions > 1:
+            self.epoch_span_count += 1
+            _LOG.warning(
+                "call %s/%s was sampled by %d weight versions, stamped %d; epoch_span_count=%d",
+                call.capture_key,
+                call.call_id,
+                versions,
+                result.weight_version,
+                self.epoch_span_count,
+            )
+
+    async def _capture(self, capture: _Capture, generated: pb.GeneratedCall) -> None:
+        """Stage the call and put the proof, or the reason why there is none, into the answer."""
+        failure = await self._try_to_stage(capture, generated)
+        if failure is None:
+            return
+        generated.failed.CopyFrom(failure)
+        _LOG.warning(
+            "call %s/%s is served without capture: %s: %s",
+            capture.admission.capture_key,
+            capture.admission.call_id,
+            failure.reason,
+            failure.detail,
+        )
+
+    async def _try_to_stage(
+        self, capture: _Capture, generated: pb.GeneratedCall
+    ) -> pb.CaptureFailure | None:
+        try:
+            await self._stage(capture, generated)
+        except CaptureError as error:
+            reason, detail = error.reason, error.detail
+        except CallforestError as error:
+            late = error.reason == er.ERROR_REASON_ITEM_DEADLINE
+            reason = core.STAGE_TIMEOUT if late else core.STAGE_FAILED
+            detail = f"{reason_name(error.reason)}: {error.message}"
+        except Exception:  # noqa: BLE001 - logged, and told to the caller as a failed capture
+            # A completion is there; no fault of the capture may take it from the harness.
+            reason, incident = core.STAGE_FAILED, secrets.token_hex(8)
+            detail = f"a fault of the worker; its log has incident {incident}"
+            _LOG.exception("incident %s: call %s", incident, capture.admission.call_id)
+        else:
+            return None
+        return pb.CaptureFailure(reason=reason, detail=core.shortened(detail))
+
+    async def _stage(self, capture: _Capture, generated: pb.GeneratedCall) -> None:
+        if capture.fault is not None:
+            raise capture.fault
+        staged = core.capture(capture.admission, capture.prefix, capture.result)
+        message = staged_call_to_proto(staged, generated.chat_response, generated.completion)
+        receipt = await self._stage_to_its_end(capture, message)
+        if receipt.HasField("winner"):
+            generated.chat_response = receipt.winner.served_response
+            generated.completion.CopyFrom(receipt.winner.completion)
+        elif receipt.coords == coords_of(staged):
+            sequence = core.sequence_of(staged, capture.result)
+            self._prefixes.keep(capture.context.tenant, staged.identity, sequence)
+        else:
+            raise CaptureError(core.STAGE_FAILED, "the store confirmed another call")
+        generated.staged.CopyFrom(receipt.coords)
+
+    async def _stage_to_its_end(
+        self, capture: _Capture, message: staged_call_pb2.StagedCall
+    ) -> staging_pb.StagedReceipt:
+        """Stage in a task of its own: who stops waiting does not undo a write that had begun."""
+        left_s = capture.schedule.staged - asyncio.get_running_loop().time()
+        bound_s = max(0.001, min(self._options.stage_timeout_s, left_s))
+        staging = self._staging.for_tenant(capture.context.tenant)
+        task = asyncio.ensure_future(
+            staging.stage(message, timeout_s=bound_s, traceparent=capture.context.traceparent)
+        )
+        self._stagings.add(task)
+        task.add_done_callback(self._staging_done)
+        return await asyncio.shield(task)
+
+    def _staging_done(self, task: asyncio.Task[staging_pb.StagedReceipt]) -> None:
+        self._stagings.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.info("staging ended with %s", error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Capture:
+    """What is known of a call when its generation is there."""
+
+    context: item_pb2.ItemContext
+    admission: capture_admission_pb2.CaptureAdmission
+    prefix: core.Sequence | None
+    fault: CaptureError | None
+    result: EngineResult
+    schedule: _Schedule
+
+
+def engine_away(engine: str) -> Refusal:
+    """Make the refusal of an engine that does not answer."""
+    return Refusal(
+        er.ERROR_REASON_ENGINE_UNAVAILABLE,
+        "the engine is starting, restarting or gone; nothing was generated",
+        engine=engine,
+    )
+
+
+def _admission_of(call: pb.GenerateCall) -> capture_admission_pb2.CaptureAdmission | None:
+    if not call.HasField("admission"):
+        return None
+    admission = call.admission
+    if (admission.capture_key, admission.call_id) != (call.capture_key, call.call_id):
+        raise malformed("callforest.worker.v1.GenerateCall", "the admission is of another call")
+    return admission

@@ -1,0 +1,85 @@
+"""The scripted engine's own vocabulary and template: bytes, in ChatML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from callforest_mesh.worker.engine import EngineRefusalError, TokenIds
+
+Message: TypeAlias = Mapping[str, object]
+
+TURN_BEGIN = 256
+"""Id of `<|im_start|>`."""
+TURN_END = 257
+"""Id of `<|im_end|>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteVocabulary:
+    """One id a byte of UTF-8, and two that have no text: the turn's begin and end."""
+
+    def encode(self, text: str) -> TokenIds:
+        """Give the bytes of a text as ids."""
+        return np.frombuffer(text.encode("utf-8", "replace"), np.uint8).astype(np.uint32)
+
+    def decode(self, token_ids: TokenIds) -> str:
+        """Give the text of the ids that are bytes."""
+        return token_ids[token_ids < TURN_BEGIN].astype(np.uint8).tobytes().decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMlTemplate:
+    """Begin, role, line feed, text, end, line feed; and the opening of the assistant's turn."""
+
+    terminators: frozenset[int] = frozenset({TURN_END})
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> TokenIds:
+        """Render a conversation.
+
+        Raises:
+            EngineRefusalError: a message has no role, or content that is no text.
+        """
+        vocabulary = ByteVocabulary()
+        pieces: list[TokenIds] = []
+        begin, end = np.array([TURN_BEGIN], np.uint32), np.array([TURN_END], np.uint32)
+        for message in messages:
+            opening = vocabulary.encode(f"{message.get('role')}\n")
+            pieces += [begin, opening, vocabulary.encode(text_of(message)), end]
+            pieces.append(vocabulary.encode("\n"))
+        if add_generation_prompt:
+            pieces += [begin, vocabulary.encode("assistant\n")]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+
+
+def text_of(message: Message) -> str:
+    """Give what a message says: its text, then its tool calls as JSON lines.
+
+    Raises:
+        EngineRefusalError: its content is neither text nor a list of text parts.
+    """
+    content = message.get("content")
+    parts: list[object]
+    if content is None:
+        parts = []
+    elif isinstance(content, str):
+        parts = [content]
+    elif isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    else:
+        parts = [content]
+    if not all(isinstance(part, str) for part in parts):
+        raise EngineRefusalError(
+            "content must be text or a list of text parts", parameter="content"
+        )
+    calls = message.get("tool_calls")
+    lines = [json.dumps(call, sort_keys=True) for call in calls] if isinstance(calls, list) else []
+    return (
+        "\n".join(["".join(str(part) for part in parts), *lines])
+        if lines
+        else "".join(str(part) for part in parts)
+    )

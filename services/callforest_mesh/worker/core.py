@@ -1,0 +1,186 @@
+"""What a worker decides about one call: prefix, delta, completion. Pure.
+
+The engine's answer is checked before it becomes a capture; whatever does not hold is a
+`CaptureError` with one of the reasons of docs/protocol.md, section "Failure reasons", and the
+completion is served all the same (CAP-7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from callforest.capture.v1 import capture_admission_pb2, completion_pb2
+from callforest_core.custody.call import CallIdentity, StagedCall
+from callforest_core.custody.completion import complete_call
+from callforest_core.custody.digests import chain_hash
+from callforest_core.custody.errors import CaptureError, CountMismatchError
+from callforest_core.custody.extras import ExtrasValue, encode_extras
+from callforest_core.custody.tokens import TokenIds
+from callforest_mesh.worker.engine import EngineResult
+
+PREFIX_UNAVAILABLE: Final = "prefix_unavailable"
+PREFIX_MISMATCH: Final = "prefix_mismatch"
+EMPTY_GENERATION: Final = "empty_generation"
+STAGE_FAILED: Final = "stage_failed"
+STAGE_TIMEOUT: Final = "stage_timeout"
+
+_ENDED: Final = frozenset({"stop", "tool_calls", "function_call"})
+_DETAIL_MAX: Final = 1024
+
+
+class PrefixUnavailableError(CaptureError):
+    """The predecessor's tokens could not be had, or are not those that the ledger recorded."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(PREFIX_UNAVAILABLE, detail)
+
+
+class PrefixRefusedError(CaptureError):
+    """The engine could not prove where the captured prefix ends in the rendered prompt."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(PREFIX_MISMATCH, detail)
+
+
+class EmptyGenerationError(CaptureError):
+    """The engine sampled no token."""
+
+    def __init__(self) -> None:
+        super().__init__(EMPTY_GENERATION, "the engine sampled no token")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """All tokens of a call, from the root to its end.
+
+    Attributes:
+        token_ids: shape [tokens].
+        chain_hash: of the deltas that they were built from, 32 bytes.
+    """
+
+    token_ids: TokenIds
+    chain_hash: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the tokens take."""
+        return self.token_ids.nbytes
+
+
+def admitted(sequence: Sequence, continuation: capture_admission_pb2.Continuation) -> bool:
+    """Say whether a sequence is the admitted predecessor's: its length and its chain hash."""
+    return (
+        len(sequence.token_ids) == continuation.prev_token_count
+        and sequence.chain_hash == continuation.parent_chain_hash
+    )
+
+
+def extend(base: Sequence | None, deltas: Iterable[TokenIds]) -> Sequence:
+    """Put deltas behind a sequence (or at a root), hashing each onto the chain.
+
+    Raises:
+        PrefixUnavailableError: there is neither a base nor a delta.
+    """
+    pieces = [] if base is None else [base.token_ids]
+    hashed = None if base is None else base.chain_hash
+    for delta in deltas:
+        hashed = chain_hash(hashed, delta)
+        pieces.append(delta)
+    if hashed is None:
+        raise PrefixUnavailableError("the store gave no tokens")
+    return Sequence(np.concatenate(pieces), hashed)
+
+
+def capture(
+    admission: capture_admission_pb2.CaptureAdmission,
+    prefix: Sequence | None,
+    result: EngineResult,
+) -> StagedCall:
+    """Check what the engine says and build the call to stage.
+
+    Args:
+        admission: what may be captured.
+        prefix: the predecessor's tokens as the engine got them; None for a root.
+        result: the engine's answer.
+
+    Raises:
+        CaptureError: the call cannot be captured; `reason` says why.
+    """
+    sampled = len(result.generated_ids)
+    if result.reported_completion_tokens != sampled:
+        raise CountMismatchError(sampled, result.reported_completion_tokens, "the engine")
+    if len(result.logprobs) != sampled:
+        raise CountMismatchError(sampled, len(result.logprobs), "logprobs")
+    if not sampled:
+        raise EmptyGenerationError
+    if result.prefix_refused:
+        raise PrefixRefusedError(result.prefix_refused)
+    continues = admission.WhichOneof("position") == "continuation"
+    return complete_call(
+        CallIdentity(
+            admission.capture_key,
+            admission.call_id,
+            admission.continuation.parent_call_id if continues else None,
+        ),
+        prefix=prefix.token_ids if prefix else None,
+        parent_chain_hash=prefix.chain_hash if prefix else None,
+        prompt_ids=result.prompt_ids,
+        generated_ids=result.generated_ids,
+        logprobs=result.logprobs,
+        weight_version=result.weight_version,
+        extras=encode_extras(_extras(result)),
+        reported_generation_len=result.reported_completion_tokens,
+    )
+
+
+def sequence_of(staged: StagedCall, result: EngineResult) -> Sequence:
+    """Give the whole sequence of a call that was just captured."""
+    return Sequence(
+        np.concatenate((result.prompt_ids, result.generated_ids)).astype(np.uint32),
+        staged.chain_hash,
+    )
+
+
+def completion_of(result: EngineResult) -> completion_pb2.Completion:
+    """Say how a generation ended.
+
+    A finish reason that is not known to end a turn counts as a cut: an unknown one must not pass
+    for a finished turn.
+    """
+    ended = result.finish_reason in _ENDED
+    return completion_pb2.Completion(
+        status=(
+            completion_pb2.COMPLETION_STATUS_COMPLETED
+            if ended
+            else completion_pb2.COMPLETION_STATUS_INCOMPLETE
+        ),
+        finish_reason=result.finish_reason[:64],
+        generation_token_count=len(result.generated_ids),
+        weight_version_count=weight_version_count(result),
+    )
+
+
+def weight_version_count(result: EngineResult) -> int:
+    """Count the weight versions that sampled a part of the generation."""
+    return len({span.version for span in result.weight_version_spans} | {result.weight_version})
+
+
+def shortened(detail: str) -> str:
+    """Cut a detail to what a failure row may hold."""
+    return detail[:_DETAIL_MAX]
+
+
+def _extras(result: EngineResult) -> dict[str, ExtrasValue]:
+    extras: dict[str, ExtrasValue] = {
+        "sampling": dict(result.sampling),
+        "logprobs_mode": result.logprobs_mode,
+    }
+    if weight_version_count(result) > 1:
+        extras["weight_version_spans"] = [
+            [span.start, span.end, span.version] for span in result.weight_version_spans
+        ]
+    return extras

@@ -1,0 +1,325 @@
+"""A scripted engine: an `Engine` whose answers a script decides, for tests and demos.
+
+It renders, splices and accounts for tokens exactly as a real engine does, so that everything around
+it can be proven without one. It has no model: `update_weights` only bumps the version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+
+from callforest_core.custody.errors import SpliceRefusedError
+from callforest_core.custody.splice import splice_prefix
+from callforest_mesh.worker.chat_text import ByteVocabulary, ChatMlTemplate, Message
+from callforest_mesh.worker.engine import (
+    EngineDescription,
+    EngineRefusalError,
+    EngineRequest,
+    EngineResult,
+    EngineUnavailableError,
+    Logprobs,
+    Scalar,
+    TokenIds,
+    WeightVersionSpan,
+)
+from callforest_mesh.worker.scripted_body import ScriptedBody, read_scripted_body, write_completion
+
+_RECORDED_MAX: Final = 4096
+
+
+class Vocabulary(Protocol):
+    """Turns text into ids and back."""
+
+    def encode(self, text: str) -> TokenIds:
+        """Give the ids of a text."""
+        ...
+
+    def decode(self, token_ids: TokenIds) -> str:
+        """Give the text of ids; ids without text are left out."""
+        ...
+
+
+class Template(Protocol):
+    """Turns a conversation into a prompt."""
+
+    @property
+    def terminators(self) -> frozenset[int]:
+        """The ids that end a turn."""
+        ...
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> TokenIds:
+        """Give the prompt of a conversation, with or without the opening of the next turn."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScriptedTurn:
+    """One answer of a script.
+
+    Attributes:
+        token_ids: what is sampled, a terminator included if one is.
+        logprobs: one a token, unless the script plays an engine that lost count.
+        finish_reason: as served.
+        reported_count: the engine's own count of sampled tokens; None for the true one.
+        message: the served message's fields beside its role; None for the decoded text.
+    """
+
+    token_ids: Sequence[int] | TokenIds
+    logprobs: Sequence[float] | Logprobs
+    finish_reason: str = "stop"
+    reported_count: int | None = None
+    message: Mapping[str, object] | None = None
+
+
+Script: TypeAlias = Callable[[TokenIds, str, int], ScriptedTurn]
+"""(prompt ids as the model sees them, call id, how many calls came before) -> answer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedPrompt:
+    """A prompt that the engine was given: the call, and the ids after the splice."""
+
+    call_id: str
+    token_ids: TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedOptions:
+    """How a scripted engine behaves.
+
+    Attributes:
+        model: name under which it serves.
+        context_token_count: most tokens of a prompt and its generation.
+        weight_version: that it starts with.
+        latency_s: shortest and longest time that a generation takes, drawn uniformly.
+        seed: of the latencies and of the built-in script.
+        turn_tokens: fewest and most tokens of a turn of the built-in script.
+        logprobs_mode: what the log-probabilities count as.
+    """
+
+    model: str = "scripted"
+    context_token_count: int = 32768
+    weight_version: int = 0
+    latency_s: tuple[float, float] = (0.0, 0.0)
+    seed: int = 0
+    turn_tokens: tuple[int, int] = (4, 24)
+    logprobs_mode: str = "raw_logprobs"
+
+
+@dataclass(slots=True)
+class ScriptedEngine:
+    """An `Engine` that answers by a script.
+
+    Attributes:
+        options: how it behaves.
+        vocabulary: ids and text; bytes unless told otherwise.
+        template: the prompt's form; ChatML unless told otherwise.
+        script: decides the answers; None for pseudo-random ones that depend on the prompt and the
+            request's seed alone, so that a rerun is equal.
+        pause: awaited between the beginning of a generation and its sampling, with the call id; a
+            test holds a call there.
+        prompts: the last prompts that it was given.
+    """
+
+    options: ScriptedOptions = field(default_factory=ScriptedOptions)
+    vocabulary: Vocabulary = field(default_factory=ByteVocabulary)
+    template: Template = field(default_factory=ChatMlTemplate)
+    script: Script | None = None
+    pause: Callable[[str], Awaitable[None]] | None = None
+    prompts: deque[RecordedPrompt] = field(default_factory=lambda: deque(maxlen=_RECORDED_MAX))
+    cancelled_call_ids: deque[str] = field(default_factory=lambda: deque(maxlen=_RECORDED_MAX))
+    _version: int = -1
+    _ordinal: int = 0
+    _running: bool = False
+    _latencies: random.Random = field(default_factory=random.Random)
+
+    async def start(self) -> EngineDescription:
+        """Begin to answer."""
+        self._version = self.options.weight_version
+        self._latencies = random.Random(self.options.seed)  # noqa: S311 - latencies, no secrets
+        self._running = True
+        return self.describe()
+
+    async def stop(self) -> None:
+        """Answer no more."""
+        self._running = False
+
+    def describe(self) -> EngineDescription:
+        """Describe the engine; see `Engine.describe`."""
+        self._require_running()
+        form = f"{self.vocabulary!r} {self.template!r}".encode()
+        return EngineDescription(
+            engine="scripted",
+            model=self.options.model,
+            context_token_count=self.options.context_token_count,
+            weight_version=self._version,
+            configuration_digest=hashlib.sha256(form).digest(),
+        )
+
+    async def update_weights(self, path: str, version: int) -> None:  # noqa: ARG002 - no model
+        """Stamp `version` from now on; see `Engine.update_weights`."""
+        self._require_running()
+        if version <= self._version:
+            raise ValueError(f"version {version} does not exceed {self._version}")
+        self._version = version
+
+    async def generate(self, request: EngineRequest) -> EngineResult:
+        """Answer by the script; see `Engine.generate`."""
+        self._require_running()
+        body = read_scripted_body(request.body)
+        prompt, refused = self._prompt(body, request.prefix)
+        if len(prompt) >= self.options.context_token_count:
+            raise EngineRefusalError(
+                f"This model's maximum context length is {self.options.context_token_count} "
+                f"tokens. However, your messages resulted in {len(prompt)} tokens.",
+                parameter="messages",
+            )
+        begun = self._version
+        ordinal, self._ordinal = self._ordinal, self._ordinal + 1
+        self.prompts.append(RecordedPrompt(request.call_id, prompt))
+        try:
+            await self._wait(request.call_id)
+        except asyncio.CancelledError:
+            self.cancelled_call_ids.append(request.call_id)
+            raise
+        self._require_running()
+        turn = self._turn(prompt, request.call_id, ordinal, body)
+        return self._result(request, body, prompt, refused, turn, begun)
+
+    def _require_running(self) -> None:
+        if not self._running:
+            raise EngineUnavailableError("the scripted engine is not running")
+
+    async def _wait(self, call_id: str) -> None:
+        if self.pause is not None:
+            await self.pause(call_id)
+        shortest, longest = self.options.latency_s
+        if longest > 0:
+            await asyncio.sleep(self._latencies.uniform(shortest, longest))
+
+    def _prompt(self, body: ScriptedBody, prefix: TokenIds | None) -> tuple[TokenIds, str]:
+        """Render, and put the prefix in the history's place; say why if that cannot be done."""
+        rendered = self.template.render(body.messages, add_generation_prompt=True)
+        if prefix is None or not len(prefix):
+            return rendered, ""
+        history = body.history
+        if not history:
+            return rendered, "no_assistant_message"
+        history_render = self.template.render(history, add_generation_prompt=False)
+        try:
+            splice = splice_prefix(prefix, rendered, history_render, self.template.terminators)
+        except SpliceRefusedError as refusal:
+            return rendered, refusal.reason
+        return splice.token_ids, ""
+
+    def _turn(
+        self, prompt: TokenIds, call_id: str, ordinal: int, body: ScriptedBody
+    ) -> ScriptedTurn:
+        if self.script is not None:
+            return self.script(prompt, call_id, ordinal)
+        room = self.options.context_token_count - len(prompt)
+        limit = room if body.max_tokens is None else min(room, body.max_tokens)
+        seed = f"{self.options.seed} {body.seed}"
+        return pseudo_random_turn(
+            prompt,
+            seed,
+            limit=limit,
+            sizes=self.options.turn_tokens,
+            letters=self.vocabulary.encode("abcdefghijklmnopqrstuvwxyz "),
+            terminator=max(self.template.terminators),
+        )
+
+    def _result(
+        self,
+        request: EngineRequest,
+        body: ScriptedBody,
+        prompt: TokenIds,
+        refused: str,
+        turn: ScriptedTurn,
+        begun: int,
+    ) -> EngineResult:
+        token_ids = np.asarray(turn.token_ids, np.uint32)
+        logprobs = np.asarray(turn.logprobs, np.float32)
+        count = len(token_ids) if turn.reported_count is None else turn.reported_count
+        text = self.vocabulary.decode(token_ids)
+        message: dict[str, object] = {"content": text} if turn.message is None else {**turn.message}
+        tokens = [self.vocabulary.decode(token_ids[i : i + 1]) for i in range(len(token_ids))]
+        response = write_completion(
+            call_id=request.call_id,
+            created=request.created,
+            model=self.options.model,
+            message=message,
+            finish_reason=turn.finish_reason,
+            token_counts=(len(prompt), count),
+            token_logprobs=list(zip(tokens, logprobs.tolist(), strict=False))
+            if body.logprobs
+            else None,
+        )
+        return EngineResult(
+            prompt_ids=prompt,
+            generated_ids=token_ids,
+            logprobs=logprobs,
+            response=response,
+            finish_reason=turn.finish_reason,
+            reported_completion_tokens=count,
+            weight_version=begun,
+            weight_version_spans=_spans(len(token_ids), begun, self._version),
+            sampling=_sampling(body),
+            logprobs_mode=self.options.logprobs_mode,
+            prefix_refused=refused,
+        )
+
+
+def pseudo_random_turn(
+    prompt: TokenIds,
+    seed: str,
+    *,
+    limit: int,
+    sizes: tuple[int, int],
+    letters: TokenIds,
+    terminator: int,
+) -> ScriptedTurn:
+    """Make a turn that depends on the prompt and the seed alone.
+
+    Args:
+        prompt: the prompt's ids.
+        seed: sets turns of one prompt apart.
+        limit: most tokens, the terminator included; a turn that is cut has none.
+        sizes: fewest and most tokens before the terminator.
+        letters: the ids to choose from.
+        terminator: ends the turn.
+    """
+    digest = hashlib.sha256(seed.encode() + prompt.astype("<u4").tobytes()).digest()
+    chance = random.Random(digest)  # noqa: S311 - a script, no secrets
+    size = chance.randint(*sizes)
+    sampled = [int(chance.choice(letters)) for _ in range(size)] + [terminator]
+    logprobs = [-chance.uniform(0.01, 3.0) for _ in sampled]
+    if len(sampled) > limit:
+        return ScriptedTurn(sampled[:limit], logprobs[:limit], "length")
+    return ScriptedTurn(sampled, logprobs)
+
+
+def _spans(size: int, begun: int, ended: int) -> tuple[WeightVersionSpan, ...]:
+    """Say which versions sampled: both halves differ when the weights changed meanwhile."""
+    if size < 2 or begun == ended:
+        return (WeightVersionSpan(0, size, begun),) if size else ()
+    middle = size // 2
+    return (WeightVersionSpan(0, middle, begun), WeightVersionSpan(middle, size, ended))
+
+
+def _sampling(body: ScriptedBody) -> dict[str, Scalar]:
+    return {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": -1,
+        "seed": body.seed,
+        "max_tokens": body.max_tokens,
+    }

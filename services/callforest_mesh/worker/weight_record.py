@@ -1,0 +1,71 @@
+"""The last weight update, kept over a restart of the worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_FILE = "weights.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRecord:
+    """Weights that were loaded.
+
+    Attributes:
+        path: the file they came from.
+        version: what they are stamped as.
+        sha256: digest of the file, 32 bytes.
+    """
+
+    path: str
+    version: int
+    sha256: bytes
+
+
+def read_weight_record(directory: Path) -> WeightRecord | None:
+    """Read the last update; None when there was none.
+
+    Raises:
+        ValueError: the record is damaged; the message names its file.
+    """
+    file = directory / _FILE
+    try:
+        fields = json.loads(file.read_bytes())
+        return WeightRecord(
+            str(fields["path"]), int(fields["version"]), bytes.fromhex(fields["sha256"])
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is no record of a weight update; remove it") from error
+
+
+def write_weight_record(directory: Path, record: WeightRecord) -> None:
+    """Write the last update so that a power cut leaves the old record or the new one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fields = {"path": record.path, "version": record.version, "sha256": record.sha256.hex()}
+    unfinished = directory / f"{_FILE}.new"
+    with unfinished.open("wb") as file:
+        file.write(json.dumps(fields).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(directory / _FILE)
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digest_file(path: str) -> bytes:
+    """Digest a file: SHA-256, 32 bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
