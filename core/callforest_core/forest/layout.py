@@ -127,8 +127,10 @@ def lay_out_group(
             row_id = f"{group_id}_g{one.slot}_s{ordinal}"
             spans = _owning_spans(path, places, owned)
             rows.append(RowLayout(row_id, one.slot, spans, RowPurpose.TRAINING))
-    for number in range(padding_count(len(rows), row_multiple)):
-        rows.append(RowLayout(f"{group_id}_pad{number}", None, lender, RowPurpose.PADDING))
+    rows.extend(
+        RowLayout(f"{group_id}_pad{number}", None, lender, RowPurpose.PADDING)
+        for number in range(padding_count(len(rows), row_multiple))
+    )
     return GroupLayout(tuple(places), tuple(rows), row_multiple)
 
 

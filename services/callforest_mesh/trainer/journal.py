@@ -1,0 +1,93 @@
+"""What the trainer must remember across its own death: versions issued, checkpoints written.
+
+A weight version is durable here before the first worker hears of it, so that no version is ever
+issued twice, whatever the checkpoint says (TRN-10).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+_ISSUED = "issued_weight_version.json"
+_CHECKPOINT = re.compile(r"^step-(\d{9})$")
+
+
+class TrainerJournal:
+    """Files under one directory; every write is durable when it returns.
+
+    Args:
+        directory: the trainer's state directory; made when missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._checkpoints = directory / "checkpoints"
+        self._weights = directory / "weights"
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self._weights.mkdir(parents=True, exist_ok=True)
+
+    def issued_version(self) -> int:
+        """Give the highest weight version ever issued; 0 before the first.
+
+        Raises:
+            ValueError: the file is damaged. Only a person can say what was issued.
+        """
+        path = self._directory / _ISSUED
+        if not path.exists():
+            return 0
+        issued = json.loads(path.read_text())["weight_version"]
+        if not isinstance(issued, int) or issued < 0:
+            raise ValueError(f"{path.name} does not hold a version")
+        return issued
+
+    def issue_version(self, version: int) -> None:
+        """Remember that a version is about to be issued.
+
+        Raises:
+            ValueError: it does not exceed every version issued before.
+        """
+        if version <= self.issued_version():
+            raise ValueError(f"weight version {version} was issued before")
+        temporary = self._directory / (_ISSUED + ".new")
+        with temporary.open("w") as file:
+            json.dump({"weight_version": version}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._directory / _ISSUED)
+        _sync_directory(self._directory)
+
+    def weights_path(self, version: int) -> Path:
+        """Name the file that holds a version's weights."""
+        return self._weights / f"version-{version:09d}.safetensors"
+
+    def forget_weights_before(self, version: int) -> None:
+        """Remove the weights of older versions; a restarted worker needs only the last."""
+        for path in self._weights.glob("version-*.safetensors"):
+            if path != self.weights_path(version):
+                path.unlink()
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Name the directory of a step's checkpoint."""
+        return self._checkpoints / f"step-{step:09d}"
+
+    def checkpoints(self) -> list[Path]:
+        """List the checkpoints, the newest first."""
+        found = [path for path in self._checkpoints.iterdir() if _CHECKPOINT.match(path.name)]
+        return sorted(found, reverse=True)
+
+    def forget_checkpoints(self, *, keep: int) -> None:
+        """Remove all but the newest checkpoints."""
+        for path in self.checkpoints()[keep:]:
+            shutil.rmtree(path)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

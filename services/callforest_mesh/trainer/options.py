@@ -1,0 +1,76 @@
+"""How the trainer runs, checked before anything else (TRN-1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from callforest.trainer.v1 import learner_service_pb2 as pb
+from callforest_mesh.trainer.batch import BatchOptions
+from callforest_mesh.trainer.core import AdvantageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """How the trainer runs.
+
+    Attributes:
+        path: the trainer's state directory: checkpoints, weights, issued versions.
+        model_path: a directory with a Hugging Face checkpoint.
+        groups_per_step: groups of one optimizer step; constant over a run.
+        checkpoint_interval_steps: a checkpoint after every so many steps.
+        checkpoints_kept: older ones are removed.
+        consumer: the name under which the row log keeps the cursor.
+        learning_rate: constant; 0 trains nothing.
+        weight_decay: AdamW's.
+        clip_grad_norm: bounds the gradient's norm.
+        ratio_clip_low: lower clip distance of the probability ratio.
+        ratio_clip_high: upper clip distance of the probability ratio.
+        importance_correction: weigh tokens by exp(training logprob - generation logprob).
+        seed: starts the learner's random states.
+        batch: how rows become microbatches.
+        advantages: how rewards become advantages.
+        outage_s: how long a peer may be away before training stops.
+        learner_restarts: how often a lost learner is started again from the last checkpoint.
+    """
+
+    path: Path
+    model_path: Path
+    groups_per_step: int = 4
+    checkpoint_interval_steps: int = 5
+    checkpoints_kept: int = 2
+    consumer: str = "trainer"
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    clip_grad_norm: float = 1.0
+    ratio_clip_low: float = 0.2
+    ratio_clip_high: float = 0.2
+    importance_correction: bool = True
+    seed: int = 0
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    advantages: AdvantageOptions = field(default_factory=AdvantageOptions)
+    outage_s: float = 600.0
+    learner_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse counts that are not positive.
+
+        Raises:
+            ValueError: naming the option.
+        """
+        for name in ("groups_per_step", "checkpoint_interval_steps", "checkpoints_kept"):
+            value: int = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+    def learner(self) -> pb.LearnerOptions:
+        """Give the learner's part as its message."""
+        return pb.LearnerOptions(
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            clip_grad_norm=self.clip_grad_norm,
+            ratio_clip_low=self.ratio_clip_low,
+            ratio_clip_high=self.ratio_clip_high,
+            importance_correction=self.importance_correction,
+            seed=self.seed,
+        )

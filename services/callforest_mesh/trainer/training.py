@@ -1,0 +1,320 @@
+"""The training run: groups in, one optimizer step, weights out, a checkpoint, then the cursor.
+
+Order is everything: a version is durable before it is pushed, a step's metrics come after its
+weights serve, a cursor is committed only behind the checkpoint that holds it. A trainer that dies
+anywhere goes on from the newest checkpoint; groups behind its cursor come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from callforest.capture.v1 import group_batch_pb2
+from callforest.trainer.v1 import trainer_service_pb2 as pb
+from callforest_client.errors import CallforestError, UnavailableError
+from callforest_client.finalizer import FinalizerClient, RowSubscription
+from callforest_client.worker import WorkerClient
+from callforest_mesh.trainer.announcements import Announcements
+from callforest_mesh.trainer.batch import BatchRefusedError, plan_step
+from callforest_mesh.trainer.core import AdvantageRefusedError
+from callforest_mesh.trainer.journal import TrainerJournal
+from callforest_mesh.trainer.learner.process import LearnerLostError, LearnerProcess
+from callforest_mesh.trainer.options import TrainerOptions
+from callforest_mesh.trainer.rows import GroupDefectError, StepInput, gather_step
+
+_LOG = logging.getLogger("callforest")
+_REPEAT_S = 0.5
+_T = TypeVar("_T")
+
+_FATAL = (
+    AdvantageRefusedError,
+    BatchRefusedError,
+    CallforestError,
+    GroupDefectError,
+    LearnerLostError,
+    OSError,
+    ValueError,
+)
+
+
+class Training:
+    """One trainer's work, from its newest checkpoint on.
+
+    Args:
+        options: how to train.
+        finalizer: where groups come from.
+        workers: where weights go to.
+        announcements: what watchers see.
+        learner_factory: makes a learner process; each runs once.
+    """
+
+    def __init__(
+        self,
+        options: TrainerOptions,
+        finalizer: FinalizerClient,
+        workers: Sequence[WorkerClient],
+        announcements: Announcements,
+        *,
+        learner_factory: Callable[[], LearnerProcess] = LearnerProcess,
+    ) -> None:
+        self._options = options
+        self._finalizer = finalizer
+        self._workers = workers
+        self._announce = announcements
+        self._learner_factory = learner_factory
+        self._journal = TrainerJournal(options.path)
+        self._learner: LearnerProcess | None = None
+        self._subscription: RowSubscription | None = None
+        self._step = 0
+        self._cursor = 0
+        self._version = 0
+        self._checkpointed: tuple[int, int] | None = None
+        self._wanted: list[asyncio.Future[tuple[int, int]]] = []
+        self._want = asyncio.Event()
+
+    async def run(self) -> None:
+        """Train until cancelled, or until nothing can go on; then say why."""
+        losses = 0
+        while True:
+            try:
+                await self._session()
+            except LearnerLostError as error:
+                losses += 1
+                if losses > self._options.learner_restarts:
+                    await self._stop_for_good(error)
+                    return
+                _LOG.error("the learner was lost (%d); starting it again: %s", losses, error)
+            except _FATAL as error:
+                await self._stop_for_good(error)
+                return
+            finally:
+                await self._end_session()
+
+    async def checkpoint(self) -> tuple[int, int]:
+        """Write a checkpoint at the next chance; give its step and the committed cursor."""
+        wanted: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+        self._wanted.append(wanted)
+        self._want.set()
+        return await wanted
+
+    async def _session(self) -> None:
+        """Load or restore, then train until something breaks."""
+        await self._announce.enter(pb.TRAINER_PHASE_LOADING)
+        learner = self._learner = self._learner_factory()
+        await learner.start()
+        await learner.load_model(self._options.model_path, self._options.learner())
+        self._step = self._cursor = 0
+        restored_version = 0
+        if checkpoints := self._journal.checkpoints():
+            restored = await learner.restore_checkpoint(checkpoints[0])
+            self._step, self._cursor = restored.step, restored.trained_cursor
+            restored_version = restored.weight_version
+            self._checkpointed = (self._step, self._cursor)
+        await self._align_workers(learner, restored_version)
+        self._announce.status.step = self._step
+        self._announce.status.trained_cursor = self._cursor
+        groups = self._groups()
+        while True:
+            await self._announce.enter(pb.TRAINER_PHASE_WAITING)
+            batches = await self._collect(groups, learner)
+            await self._train(learner, batches)
+
+    async def _align_workers(self, learner: LearnerProcess, restored_version: int) -> None:
+        """See to it that every worker serves what the learner holds.
+
+        A fresh run needs nothing: the workers loaded the same model as version 0. Otherwise the
+        learner's weights get a version that was never issued.
+        """
+        described = await asyncio.gather(
+            *(self._persist(worker.describe) for worker in self._workers)
+        )
+        known = max(
+            self._journal.issued_version(),
+            restored_version,
+            *(one.weight_version for one in described),
+            0,
+        )
+        self._version = known
+        if known > 0:
+            await self._push(learner)
+        else:
+            await self._announce.weights_serve(0, 0)
+
+    async def _groups(self) -> AsyncIterator[group_batch_pb2.GroupBatch]:
+        """Give groups behind the trained cursor, over as many streams as it takes."""
+        after = self._cursor
+        deadline: float | None = None
+        while True:
+            subscription = self._finalizer.subscribe(self._options.consumer, after_cursor=after)
+            self._subscription = subscription
+            try:
+                await subscription.credit(2 * self._options.groups_per_step)
+                await self._settle_cursor(subscription)
+                async for batch in subscription:
+                    deadline = None
+                    after = batch.cursor
+                    yield batch
+                    await subscription.credit(1)
+            except UnavailableError as error:
+                now = time.monotonic()
+                deadline = deadline or now + self._options.outage_s
+                if now > deadline:
+                    raise
+                _LOG.warning("rows are away, subscribing again: %s", error)
+                await asyncio.sleep(_REPEAT_S)  # bounded by outage_s
+            finally:
+                await subscription.close()
+
+    async def _settle_cursor(self, subscription: RowSubscription) -> None:
+        """Commit what a checkpoint holds already: the last trainer may have died before it did."""
+        if self._checkpointed is not None:
+            await subscription.commit(self._checkpointed[1])
+            self._announce.status.committed_cursor = self._checkpointed[1]
+
+    async def _collect(
+        self, groups: AsyncIterator[group_batch_pb2.GroupBatch], learner: LearnerProcess
+    ) -> list[group_batch_pb2.GroupBatch]:
+        """Take groups until a step is full; write wanted checkpoints meanwhile."""
+        batches: list[group_batch_pb2.GroupBatch] = []
+        coming: asyncio.Task[group_batch_pb2.GroupBatch] | None = None
+        try:
+            while sum(not batch.drop_reason for batch in batches) < self._options.groups_per_step:
+                coming = coming or asyncio.ensure_future(_next(groups))
+                wanted = asyncio.ensure_future(self._want.wait())
+                await asyncio.wait({coming, wanted}, return_when=asyncio.FIRST_COMPLETED)
+                wanted.cancel()
+                if self._want.is_set():
+                    await self._write_checkpoint(learner)
+                if coming.done():
+                    batches.append(coming.result())
+                    coming = None
+                    self._announce.status.waiting_group_count = len(batches)
+        finally:
+            if coming is not None:
+                coming.cancel()
+        self._announce.status.waiting_group_count = 0
+        return batches
+
+    async def _train(
+        self, learner: LearnerProcess, batches: list[group_batch_pb2.GroupBatch]
+    ) -> None:
+        """Make one step and let its weights serve."""
+        await self._announce.enter(pb.TRAINER_PHASE_STEPPING)
+        began = time.monotonic()
+        step = gather_step(batches, self._options.advantages)
+        plan = plan_step(step.rows, self._options.batch)
+        made = await learner.train_step(step.rows, plan)
+        stepped = time.monotonic()
+        self._step, self._cursor = made.step, step.cursor
+        await self._push(learner)
+        metrics = _metrics(step, made.step, self._version)
+        metrics.loss = made.loss
+        metrics.valid_token_count = made.valid_token_count
+        metrics.token_mult_prob_error = made.token_mult_prob_error
+        metrics.gen_kl_error = made.gen_kl_error
+        metrics.grad_norm = made.grad_norm
+        metrics.step_seconds = stepped - began
+        metrics.push_seconds = time.monotonic() - stepped
+        await self._announce.step_done(metrics, self._cursor)
+        if self._step % self._options.checkpoint_interval_steps == 0 or self._want.is_set():
+            await self._write_checkpoint(learner)
+
+    async def _push(self, learner: LearnerProcess) -> None:
+        """Export the weights under a version never issued before and load them everywhere."""
+        await self._announce.enter(pb.TRAINER_PHASE_PUSHING)
+        version = max(self._journal.issued_version(), self._version) + 1
+        path = self._journal.weights_path(version)
+        await learner.export_weights(path)
+        sha256 = await asyncio.to_thread(_file_digest, path)
+        self._journal.issue_version(version)
+        await asyncio.gather(
+            *(
+                self._persist(partial(worker.update_weights, str(path), version, sha256))
+                for worker in self._workers
+            )
+        )
+        self._version = version
+        self._journal.forget_weights_before(version)
+        await self._announce.weights_serve(version, self._step)
+
+    async def _write_checkpoint(self, learner: LearnerProcess) -> None:
+        """Write a checkpoint unless this step has one, then commit the cursor behind it."""
+        self._want.clear()
+        wanted, self._wanted = self._wanted, []
+        if self._checkpointed != (self._step, self._cursor):
+            await learner.save_checkpoint(
+                self._journal.checkpoint_path(self._step),
+                trained_cursor=self._cursor,
+                weight_version=self._version,
+            )
+            self._checkpointed = (self._step, self._cursor)
+            self._journal.forget_checkpoints(keep=self._options.checkpoints_kept)
+        if self._subscription is not None and self._cursor > 0:
+            # A broken stream only delays the commit: the next one settles it.
+            with contextlib.suppress(UnavailableError):
+                await self._subscription.commit(self._cursor)
+                self._announce.status.committed_cursor = self._cursor
+        for future in wanted:
+            if not future.done():
+                future.set_result((self._step, self._announce.status.committed_cursor))
+
+    async def _persist(self, action: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat while a worker is away, at most `outage_s`."""
+        deadline = time.monotonic() + self._options.outage_s
+        while True:
+            try:
+                return await action()
+            except UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_REPEAT_S)  # bounded by outage_s
+
+    async def _stop_for_good(self, error: Exception) -> None:
+        _LOG.error("training stopped: %s", error)
+        failure = f"{type(error).__name__}: {error}"
+        for future in self._wanted:
+            if not future.done():
+                future.set_exception(LearnerLostError(failure))
+        self._wanted = []
+        await self._announce.fail(failure)
+
+    async def _end_session(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+            self._subscription = None
+        if self._learner is not None:
+            await self._learner.stop()
+            self._learner = None
+
+
+async def _next(
+    groups: AsyncIterator[group_batch_pb2.GroupBatch],
+) -> group_batch_pb2.GroupBatch:
+    return await anext(groups)
+
+
+def _metrics(step: StepInput, number: int, version: int) -> pb.StepMetrics:
+    return pb.StepMetrics(
+        step=number,
+        weight_version=version,
+        rollout_count=step.rollout_count,
+        row_count=sum(row.valid for row in step.rows),
+        masked_count=step.masked_count,
+        mask_reasons=step.mask_reasons,
+        reward_mean=step.reward_mean,
+        dropped_group_count=step.dropped_group_count,
+        heuristic_fraction=step.heuristic_fraction,
+    )
+
+
+def _file_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
