@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import itertools
 import json
 import struct
 import subprocess
@@ -24,6 +25,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +41,10 @@ PEER = "nemo-gym==0.7.0"
 PEER_PYTHON = "3.13.14"
 CHAINS = ((20, 11_000), (50, 22_000), (100, 34_000))
 OURS_PER_ROUND = 5
+SHARED_FIELDS = (
+    *("model_call_id", "parent_call_id", "prev_len", "delta_len", "cum_len", "weight_version"),
+    *("digest", "extras_digest", "mode", "staging_key", "chain_hash", "cumulative_hash"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def turns_of(calls: int, tokens: int) -> list[Turn]:
     path = random.integers(0, 151_000, tokens, dtype=np.uint32)
     turns = []
     ends = np.linspace(0, tokens, calls + 1).astype(int)
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in itertools.pairwise(ends):
         boundary = int(start + (end - start) * 2 // 3)
         logprobs = -random.exponential(1.0, end - boundary).astype(np.float32)
         turns.append(Turn(path[:boundary].copy(), path[boundary:end].copy(), logprobs, int(start)))
@@ -180,12 +186,16 @@ class PeerChain:
             for turn in turns
         ]
 
-    def stage(self, record: Any, *, attachments: Any = None) -> Any:
+    def stage(self, record: Any) -> Any:
         self.staged.append(record)
         return self.records.StageResult(ok=True, staging_key=record.staging_key)
 
     def complete(self) -> float:
-        """Complete the chain; return the seconds spent completing, admission left out."""
+        """Complete the chain; return the seconds spent.
+
+        Counted is what our side does too: authorising the prefix (the peer's begin), completing,
+        and the ledger row. Left out is the peer's parsing of admissions.
+        """
         self.staged.clear()
         spent = 0.0
         parent: Any = None
@@ -199,37 +209,31 @@ class PeerChain:
                 staging_chain=["rollout-1/x"] if parent else [],
                 parent_chain_hash=parent and parent.chain_hash,
             )
-            call = self.capture.begin_call(
-                admission, prefix_token_ids=prompt[:prev_len] if parent else None
-            )
+            prefix = prompt[:prev_len] if parent else None
             begin = time.perf_counter()
+            call = self.capture.begin_call(admission, prefix_token_ids=prefix)
             parent = self.capture.complete_call(
                 call,
                 prompt_token_ids=prompt,
                 generated_token_ids=generated,
                 generated_logprobs=logprobs,
             )
+            self.record_of(self.staged[-1], index)
             spent += time.perf_counter() - begin
         return spent
+
+    def record_of(self, staged: Any, index: int) -> Any:
+        return self.records.CallRecord(
+            **{name: getattr(staged, name) for name in SHARED_FIELDS},
+            response_id=f"resp-{index}",
+            admitted_at=1.0,
+        )
 
     def prepare_verify(self, digests: list[bytes]) -> tuple[Any, list[Any]]:
         """Build receipt and snapshots; both sides must have made the same digests."""
         if [record.digest for record in self.staged] != [digest.hex() for digest in digests]:
             raise SystemExit("the two sides digest differently")
-        manifest = [
-            self.records.CallRecord(
-                **{
-                    name: getattr(record, name)
-                    for name in (
-                        *("model_call_id", "parent_call_id", "prev_len", "delta_len", "cum_len"),
-                        *("weight_version", "digest", "extras_digest", "mode", "staging_key"),
-                        *("chain_hash", "cumulative_hash"),
-                    )
-                },
-                response_id=f"resp-{index}",
-            )
-            for index, record in enumerate(self.staged)
-        ]
+        manifest = [self.record_of(record, index) for index, record in enumerate(self.staged)]
         receipt = self.records.RolloutReceipt(
             rollout_id="rollout-1",
             terminal_model_call_id=manifest[-1].model_call_id,
@@ -277,10 +281,8 @@ def measure(calls: int, tokens: int, peer: ModuleType | None, rounds: int) -> di
             seconds[name] = best(seconds[name], work)
         if theirs is not None:
             seconds["peer_complete"] = min(seconds["peer_complete"], theirs.complete())
-            verify = theirs.verify_module.verify_and_linearize
-            seconds["peer_verify"] = best(
-                seconds["peer_verify"], lambda: verify(peer_receipt, snapshots), times=1
-            )
+            verify = partial(theirs.verify_module.verify_and_linearize, peer_receipt, snapshots)
+            seconds["peer_verify"] = best(seconds["peer_verify"], verify, times=1)
     return seconds
 
 

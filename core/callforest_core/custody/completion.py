@@ -31,6 +31,7 @@ from callforest_core.custody.tokens import (
     as_logprobs,
     as_token_ids,
     encode_floats,
+    first_false,
 )
 
 
@@ -85,16 +86,17 @@ def complete_call(
     column[prompt_len:] = generated
     encoded = as_bytes(column)
     delta = encoded[8 * prev_len :]
+    extras_commitment = EMPTY_EXTRAS_DIGEST if extras == EMPTY_EXTRAS else extras_digest(extras)
     chain = chain_hash_encoded(parent_chain_hash, delta)
     cumulative = cumulative_hash_encoded([encoded])
-    extras_commitment = EMPTY_EXTRAS_DIGEST if extras == EMPTY_EXTRAS else extras_digest(extras)
+    carry_len = prompt_len - prev_len
     try:
         digest = canonical_call_digest(
             digest_opening(identity.capture_key),
             identity.call_id,
             identity.parent_call_id,
             prev_len,
-            prompt_len - prev_len,
+            carry_len,
             weight_version,
             delta,
             encode_floats(scores),
@@ -102,18 +104,10 @@ def complete_call(
         )
     except DigestInputError as error:
         raise IdentityError(str(error)) from error
+    token_ids = np.concatenate((prompt[prev_len:], generated))
+    commitments = (digest, extras_commitment, chain, cumulative)
     return StagedCall(
-        identity,
-        prev_len,
-        prompt_len - prev_len,
-        weight_version,
-        np.concatenate((prompt[prev_len:], generated)),
-        scores,
-        extras,
-        digest,
-        extras_commitment,
-        chain,
-        cumulative,
+        identity, prev_len, carry_len, weight_version, token_ids, scores, extras, *commitments
     )
 
 
@@ -133,8 +127,7 @@ def _inherited(
     if parent_chain_hash is None or len(parent_chain_hash) != DIGEST_SIZE:
         raise IdentityError("a continuation needs its parent's chain hash")
     size = len(prefix)
-    shared = prompt[:size] == prefix[: len(prompt)]
-    if len(prompt) < size or not shared.all():
-        position = len(shared) if shared.all() else int(np.argmin(shared))
-        raise PrefixMismatchError(position, size, len(prompt))
+    position = first_false(prompt[:size] == prefix[: len(prompt)])
+    if position >= 0 or len(prompt) < size:
+        raise PrefixMismatchError(position if position >= 0 else len(prompt), size, len(prompt))
     return size

@@ -204,9 +204,10 @@ def _encode(calls: Sequence[AnyCall]) -> _Columns:
     no_logprobs = np.empty(0, dtype=np.float32)
     scores = [call.logprobs if isinstance(call, StagedCall) else no_logprobs for call in calls]
     ids = [call.token_ids for call in calls]
+    flat_ids = cast("AnyTokenIds", np.concatenate(ids))
     flat_scores = np.concatenate(scores)
     return _Columns(
-        _pieces(encode_ids(cast("AnyTokenIds", np.concatenate(ids))), [8 * len(column) for column in ids]),
+        _pieces(encode_ids(flat_ids), [8 * len(column) for column in ids]),
         _pieces(encode_floats(flat_scores), [4 * len(column) for column in scores]),
         bool(np.isfinite(flat_scores).all()),
     )

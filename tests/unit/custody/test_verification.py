@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,9 @@ from tests.unit.custody.chains import KEY, Attempt, Turn, branching, receipt_of
 ZERO = bytes(32)
 
 
-def sealed(call: StagedCall, **changes: object) -> StagedCall:
+def sealed(call: StagedCall, **changes: Any) -> StagedCall:
     """The call with changes and a digest that fits them, as a forger would make it."""
-    changed = replace(call, **changes)  # type: ignore[arg-type]
+    changed = replace(call, **changes)
     digest = canonical_call_digest(
         digest_opening(changed.identity.capture_key),
         changed.identity.call_id,
@@ -38,19 +39,19 @@ def sealed(call: StagedCall, **changes: object) -> StagedCall:
     return replace(changed, digest=digest)
 
 
-def forged(call_id: str, **changes: object) -> tuple[Receipt, list[StagedCall]]:
+def forged(call_id: str, **changes: Any) -> tuple[Receipt, list[StagedCall]]:
     """The branching attempt with one call changed in the store and in the ledger alike."""
     attempt = branching()
     attempt.calls[call_id] = sealed(attempt.calls[call_id], **changes)
     return attempt.receipt("c4"), attempt.staged()
 
 
-def with_record(position: int, **changes: object) -> tuple[Receipt, list[StagedCall]]:
+def with_record(position: int, **changes: Any) -> tuple[Receipt, list[StagedCall]]:
     """The branching attempt with one ledger row changed."""
     attempt = branching()
     receipt = attempt.receipt("c4")
     rows = list(receipt.manifest)
-    rows[position] = replace(rows[position], **changes)  # type: ignore[arg-type]
+    rows[position] = replace(rows[position], **changes)
     return replace(receipt, manifest=tuple(rows)), attempt.staged()
 
 
@@ -137,17 +138,17 @@ def test_four_calls_of_three_tokens_give_one_row_with_four_spans() -> None:
 Breakage = Callable[[], tuple[Receipt, Sequence[StagedCall | ExactCall]]]
 
 
-def tampered(position: int, **changes: object) -> tuple[Receipt, list[StagedCall]]:
+def tampered(position: int, **changes: Any) -> tuple[Receipt, list[StagedCall]]:
     """The branching attempt with one staged call changed under its old digest."""
     attempt = branching()
     calls = attempt.staged()
-    calls[position] = replace(calls[position], **changes)  # type: ignore[arg-type]
+    calls[position] = replace(calls[position], **changes)
     return attempt.receipt("c4"), calls
 
 
-def receipt_with(**changes: object) -> tuple[Receipt, list[StagedCall]]:
+def receipt_with(**changes: Any) -> tuple[Receipt, list[StagedCall]]:
     attempt = branching()
-    return replace(attempt.receipt("c4"), **changes), attempt.staged()  # type: ignore[arg-type]
+    return replace(attempt.receipt("c4"), **changes), attempt.staged()
 
 
 def chosen(*positions: int) -> tuple[Receipt, list[StagedCall]]:
@@ -272,7 +273,7 @@ def test_a_call_that_does_not_fit_a_path_is_told_from_a_corrupt_one() -> None:
         {"carry_len": 3, "logprobs": np.empty(0, np.float32)},
     ],
 )
-def test_a_dead_branch_is_authentic_but_need_not_form_a_path(changes: dict[str, object]) -> None:
+def test_a_dead_branch_is_authentic_but_need_not_form_a_path(changes: dict[str, Any]) -> None:
     assert verify_and_linearize(*forged("c2", **changes)).call_ids == ("c1", "c3", "c4")
 
 
@@ -299,7 +300,7 @@ def test_a_forest_has_a_row_an_endpoint_in_the_order_asked() -> None:
     ],
 )
 def test_a_forest_checks_every_chain_hash_and_every_endpoint(
-    code: str, call_id: str, changes: dict[str, object], endpoints: list[str]
+    code: str, call_id: str, changes: dict[str, Any], endpoints: list[str]
 ) -> None:
     with pytest.raises(VerificationError) as refused:
         verify_paths(*forged("c2", **changes), endpoints)
