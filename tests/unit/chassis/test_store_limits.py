@@ -1,0 +1,120 @@
+"""A full store refuses writes in a typed way, and never deletes."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.lmdb_store import LmdbStore, WriteTxn
+from tests.unit.chassis.stores import (
+    MAP_BYTES,
+    HeldStore,
+    Opener,
+    getting,
+    in_one_batch,
+    make,
+    putting,
+)
+
+
+async def fill(store: LmdbStore, size: int = 100_000) -> Refusal:
+    for number in range(1000):
+        try:
+            await store.write(putting(b"%06d" % number, bytes(size)))
+        except Refusal as refused:
+            return refused
+    raise AssertionError("the store never filled")
+
+
+async def test_the_quota_stops_writes_but_not_deletes(opened: Opener) -> None:
+    async with opened(quota_bytes=1 << 20) as store:
+        refused = await fill(store)
+        assert refused.reason == er.ERROR_REASON_STORE_FULL
+        assert refused.retry_after_ms is not None
+        assert refused.facts["quota_bytes"] == str(1 << 20)
+        assert 0 < store.statistics().used_bytes <= (1 << 20) + 100_000
+        assert store.read(getting(b"000000")) is not None
+        assert await store.write(lambda txn: txn.get("calls", b"000000")) is not None
+        with pytest.raises(Refusal):
+            await store.write(putting(b"new", bytes(100_000)))
+        await store.write(putting(b"new", bytes(100_000)), reserve=True)
+        for number in range(9):
+            assert await store.write(
+                lambda txn, number=number: txn.delete("calls", b"%06d" % number), reserve=True
+            )
+        await store.write(putting(b"newer", bytes(100_000)))
+
+
+async def test_what_began_within_the_quota_ends(opened: Opener) -> None:
+    def put_many(txn: WriteTxn) -> None:
+        for number in range(20):
+            txn.put("calls", b"%d" % number, bytes(100_000))
+
+    async with opened(quota_bytes=1 << 20) as store:
+        await store.write(put_many)
+        with pytest.raises(Refusal):
+            await store.write(putting(b"new", b""))
+
+
+async def test_a_full_map_is_a_typed_refusal(opened: Opener) -> None:
+    def overfill(txn: WriteTxn) -> None:
+        for number in range(100):
+            txn.put("calls", b"big%d" % number, bytes(1 << 20))
+
+    async with opened(kind=HeldStore) as store:
+        outcomes = await in_one_batch(store, putting(b"a", b"1"), overfill, putting(b"b", b"2"))
+        assert isinstance(outcomes[1], Refusal)
+        assert outcomes[1].reason == er.ERROR_REASON_STORE_FULL
+        assert (outcomes[0], outcomes[2]) == (None, None)
+        assert store.read(lambda txn: [key for key, _ in txn.scan("calls", b"")]) == [
+            b"a",
+            b"b",
+            b"first",
+        ]
+        await store.write(putting(b"later", b"x"))
+
+
+async def test_a_full_disk_is_seen_before_it_fails_a_commit(opened: Opener) -> None:
+    class Crowded(LmdbStore):
+        free = 0
+
+        def _free_bytes(self) -> int:
+            return self.free
+
+    async with opened(kind=Crowded) as store:
+        with pytest.raises(Refusal) as refused:
+            await store.write(putting(b"a", b"x"))
+        assert refused.value.reason == er.ERROR_REASON_STORE_FULL
+        await store.write(putting(b"b", b"x"), reserve=True)
+        Crowded.free = 1 << 40
+        await store.write(putting(b"a", b"x"))
+
+
+def test_the_quota_leaves_a_reserve(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tenth"):
+        make(tmp_path / "store", quota_bytes=MAP_BYTES)
+
+
+async def test_slots_of_dead_readers_are_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callforest_mesh.chassis.lmdb_store.READER_CHECK_S", 0.01)
+    store = make(tmp_path / "store")
+    reader = (
+        "import lmdb, sys, os, signal\n"
+        "env = lmdb.open(sys.argv[1], max_dbs=3)\n"
+        "txn = env.begin()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", reader, str(tmp_path / "store")
+    )
+    assert await asyncio.wait_for(killed.wait(), 60) == -signal.SIGKILL
+    async with asyncio.timeout(20):
+        while not store.statistics().stale_readers:
+            await store.write(putting(b"a", b"x"))
+    await store.close()
