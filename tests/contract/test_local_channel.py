@@ -319,14 +319,17 @@ async def test_cancelled_waiter_cancels_its_call(rig: Rig) -> None:
     assert call.cancelled()
 
 
-async def test_call_that_nobody_holds_is_cancelled(rig: Rig) -> None:
-    call = rig.stub.Stage(timeout=WAIT_S)
+async def test_call_that_nobody_holds_is_cancelled(tmp_path: Path) -> None:
+    rig = Rig("local", tmp_path, ServerOptions())
+    await rig.open()
+    call = rig.stub.Stage()
     await call.write(stage(1, "stall"))
     await soon(rig.fake.started.wait())
-    idle = asyncio.ensure_future(rig.server._counter.idle())
+    assert rig.server.in_flight == 1
     del call
     gc.collect()
-    await soon(idle)
+    await soon(rig.server.idle())
+    await rig.close()
 
 
 async def test_handler_may_write_to_its_context() -> None:

@@ -31,6 +31,9 @@ _LOG = logging.getLogger("callforest")
 _LAST_WORDS_S = 1.0
 """How long answers that are written may take to leave, and cancelled handlers to end."""
 
+EXIT_FATAL = 70
+"""Exit status of a process whose store can be trusted no more."""
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -101,6 +104,15 @@ class MeshServer:
     def name(self) -> str:
         """The service's short name."""
         return self._service.name
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls are being served."""
+        return self._counter.in_flight
+
+    async def idle(self) -> None:
+        """Wait until no call is being served."""
+        await self._counter.idle()
 
     def local_channel(self) -> LocalChannel:
         """Open a channel to the service within this process."""
@@ -208,6 +220,20 @@ async def _run(factory: Factory, address: str, options: ServerOptions | None) ->
         finally:
             ending.cancel()
     return 0
+
+
+def end_process(name: str) -> Callable[[Exception], None]:
+    """Give what a service calls when it can be trusted no more: the process ends with 70.
+
+    Nothing is flushed and nothing else is asked: what was not acknowledged is not durable.
+    """
+
+    def on_fatal(error: Exception) -> None:
+        _LOG.critical("%s cannot go on; the process ends", name, exc_info=error)
+        logging.shutdown()
+        os._exit(EXIT_FATAL)
+
+    return on_fatal
 
 
 def end_on_signals(asked: asyncio.Event) -> None:
