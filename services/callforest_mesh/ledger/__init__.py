@@ -1,0 +1,1 @@
+"""The durable, append-only, token-free record of attempts and calls."""

@@ -1,0 +1,293 @@
+"""The ledger: decisions applied in durable transactions, and reads of what is durable.
+
+Views live on the store's writer thread and may be ahead of the disk. What is read from one is
+therefore answered like a write: when the commit that it was read in is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
+from callforest.ledger.v1 import ledger_service_pb2
+from callforest_mesh.ledger import core, refusals
+from callforest_mesh.ledger.attempt import SEALED, AttemptKey, AttemptSummary, AttemptView
+from callforest_mesh.ledger.core import Decision
+from callforest_mesh.ledger.settlement import SettlementWatch
+from callforest_mesh.ledger.store import LedgerStore, LogReader, LogWriter
+from callforest_mesh.ledger.views import AttemptViews
+
+T = TypeVar("T")
+
+PAGE_BYTES: Final = 256 * 1024
+"""Most bytes of rows in one page of a manifest; well below the contract's 1 MiB."""
+PAGE_EVENTS: Final = 512
+"""Most events read for one page, so that no page holds the event loop for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPage:
+    """A part of an attempt's rows.
+
+    Attributes:
+        entries: the rows, in order.
+        revision: of the last event that the page covers.
+    """
+
+    entries: list[attempt_pb2.ManifestEntry]
+    revision: int
+
+
+@dataclass(slots=True)
+class _Session:
+    """One run of a function inside a transaction, on the writer thread."""
+
+    log: LogWriter
+    views: AttemptViews
+    changed: dict[AttemptKey, AttemptSummary] = field(default_factory=dict)
+
+    def view(self, attempt: AttemptKey) -> AttemptView | None:
+        return self.views.load(self.log, attempt)
+
+    def apply(
+        self, attempt: AttemptKey, view: AttemptView | None, decision: Decision[T]
+    ) -> Decision[T]:
+        """Append what was decided of a view, first to the log and then to the view."""
+        if not decision.events:
+            return decision
+        self.log.append(attempt, 0 if view is None else view.revision, decision.events)
+        events = iter(decision.events)
+        if view is None:
+            view = AttemptView(next(events).attempt_opened)
+            self.views.keep(attempt, view)
+        for event in events:
+            view.apply(event)
+        self.changed[attempt] = view.summary()
+        return decision
+
+    def show(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
+        """Give an attempt as its readers see it.
+
+        Raises:
+            Refusal: ATTEMPT_NOT_FOUND.
+        """
+        view = core.require(self.view(attempt), attempt.capture_key)
+        latest = self.log.latest_attempt(attempt.tenant, view.opened.rollout_id)
+        return view.attempt(superseded=latest != view.opened.attempt_number)
+
+
+class Ledger:
+    """Records attempts and calls.
+
+    Args:
+        store: where the logs are.
+        watch: is told what became durable.
+        cached_calls_max: most calls whose views are kept in memory.
+    """
+
+    def __init__(
+        self, store: LedgerStore, watch: SettlementWatch, *, cached_calls_max: int
+    ) -> None:
+        self._store = store
+        self._watch = watch
+        self._views = AttemptViews(cached_calls_max)
+        self._writes: set[asyncio.Task[object]] = set()
+
+    async def open_attempt(
+        self, tenant: str, rollout_id: str, request_id: str
+    ) -> attempt_pb2.Attempt:
+        """Open the next attempt of a rollout and seal the one before, in one transaction.
+
+        A repeat of the request gets the answer of its first.
+        """
+
+        def run(session: _Session) -> attempt_pb2.Attempt:
+            known = session.log.attempt_opened_by(tenant, rollout_id, request_id)
+            if known is not None:
+                return _first_answer(
+                    session.log, AttemptKey(tenant, core.capture_key_of(rollout_id, known))
+                )
+            latest = session.log.latest_attempt(tenant, rollout_id)
+            number = 0 if latest is None else latest + 1
+            if latest is not None:
+                before = AttemptKey(tenant, core.capture_key_of(rollout_id, latest))
+                view = session.view(before)
+                session.apply(before, view, core.seal(view, before.capture_key))
+            attempt = AttemptKey(tenant, core.capture_key_of(rollout_id, number))
+            opened = core.opened_event(tenant, rollout_id, number, request_id)
+            session.apply(attempt, None, Decision(None, (opened,)))
+            return session.show(attempt)
+
+        return await self._run(run)
+
+    async def record_intent(
+        self, tenant: str, intent: attempt_pb2.CallIntent
+    ) -> capture_admission_pb2.Verdict:
+        """Announce a call and say what it continues."""
+        attempt = AttemptKey(tenant, intent.capture_key)
+        return await self._apply(attempt, lambda view: core.record_intent(view, intent))
+
+    async def find_predecessor(
+        self, attempt: AttemptKey, probe: capture_admission_pb2.ChainProbe
+    ) -> capture_admission_pb2.Verdict:
+        """Give the verdict that record_intent would give now."""
+        return await self._run(
+            lambda session: core.find_predecessor(session.view(attempt), attempt.capture_key, probe)
+        )
+
+    async def commit_record(
+        self, tenant: str, record: call_record_pb2.CallRecord
+    ) -> ledger_service_pb2.CommittedEntry:
+        """Append the record of a staged call."""
+        attempt = AttemptKey(tenant, record.coords.capture_key)
+        return await self._apply(
+            attempt, lambda view: core.commit_record(view, record), reserve=True
+        )
+
+    async def commit_failure(
+        self, tenant: str, failure: attempt_pb2.CallFailure
+    ) -> ledger_service_pb2.CommittedEntry:
+        """Append a failure row."""
+        attempt = AttemptKey(tenant, failure.capture_key)
+        return await self._apply(
+            attempt, lambda view: core.commit_failure(view, failure), reserve=True
+        )
+
+    async def close_admissions(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
+        """End new calls of an attempt."""
+        return await self._change(attempt, core.close)
+
+    async def seal(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
+        """Fix an attempt's epoch, revision and pending calls."""
+        return await self._change(attempt, core.seal)
+
+    async def has_rows(self, attempt: AttemptKey) -> bool:
+        """Say whether a call of the attempt committed or failed (LED-2)."""
+
+        def run(session: _Session) -> bool:
+            view = session.view(attempt)
+            return view is not None and view.chain.has_rows()
+
+        return await self._run(run)
+
+    async def await_settled(self, attempt: AttemptKey, *, wait_s: float) -> attempt_pb2.Attempt:
+        """Give the attempt when no call is pending or it is sealed, or when `wait_s` is over.
+
+        An open attempt may get more calls afterwards: close it first.
+        """
+
+        async def look() -> AttemptSummary:
+            return await self._run(
+                lambda session: core.require(session.view(attempt), attempt.capture_key).summary()
+            )
+
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            left_s = max(0.0, deadline - loop.time())
+            was_final = await self._watch.wait(attempt, look, wait_s=left_s)
+            shown = await self._run(lambda session: session.show(attempt))
+            # An open attempt may have got another call since.
+            if not was_final or not shown.pending_call_ids or shown.state == SEALED:
+                return shown
+
+    async def manifest(
+        self, attempt: AttemptKey
+    ) -> AsyncIterator[attempt_pb2.Attempt | list[attempt_pb2.ManifestEntry]]:
+        """Give the attempt, then pages of its rows as of that moment.
+
+        Each page is a snapshot of its own: the log only grows, and rows behind the shown revision
+        are left out, so the pages fit each other and a slow reader pins nothing.
+        """
+        shown = await self._run(lambda session: session.show(attempt))
+        yield shown
+        revision = 0
+        while revision < shown.revision:
+            page = self._store.read(_page_reader(attempt, revision, shown.revision))
+            yield page.entries
+            revision = page.revision
+
+    async def stop(self) -> None:
+        """Wait for the writes that were begun."""
+        if self._writes:
+            await asyncio.wait(self._writes)
+
+    async def _change(
+        self, attempt: AttemptKey, decide: Callable[[AttemptView | None, str], Decision[None]]
+    ) -> attempt_pb2.Attempt:
+        def run(session: _Session) -> attempt_pb2.Attempt:
+            view = session.view(attempt)
+            session.apply(attempt, view, decide(view, attempt.capture_key))
+            return session.show(attempt)
+
+        return await self._run(run, reserve=True)
+
+    async def _apply(
+        self,
+        attempt: AttemptKey,
+        decide: Callable[[AttemptView | None], Decision[T]],
+        *,
+        reserve: bool = False,
+    ) -> T:
+        def run(session: _Session) -> Decision[T]:
+            view = session.view(attempt)
+            return session.apply(attempt, view, decide(view))
+
+        decision = await self._run(run, reserve=reserve)
+        if decision.refusal is not None:
+            raise decision.refusal
+        return decision.answer
+
+    async def _run(self, fn: Callable[[_Session], T], *, reserve: bool = False) -> T:
+        """Run a function in a transaction; a caller that goes away does not undo it."""
+        task = asyncio.ensure_future(self._write(fn, reserve=reserve))
+        self._writes.add(task)
+        task.add_done_callback(self._written)
+        return await asyncio.shield(task)
+
+    async def _write(self, fn: Callable[[_Session], T], *, reserve: bool) -> T:
+        def run(log: LogWriter) -> tuple[T, dict[AttemptKey, AttemptSummary]]:
+            session = _Session(log, self._views)
+            return fn(session), session.changed
+
+        result, changed = await self._store.write(run, reserve=reserve)
+        for attempt, summary in changed.items():
+            self._watch.publish(attempt, summary)
+        return result
+
+    def _written(self, task: asyncio.Task[object]) -> None:
+        self._writes.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone; then nobody else looks at it
+
+
+def _first_answer(log: LogReader, attempt: AttemptKey) -> attempt_pb2.Attempt:
+    view = AttemptView.replay(event for _, event in log.read(attempt, limit=1))
+    return core.require(view, attempt.capture_key).attempt(superseded=False)
+
+
+def _page_reader(attempt: AttemptKey, after: int, last: int) -> Callable[[LogReader], ManifestPage]:
+    """Make the function that reads the next page, of the events behind `after` up to `last`."""
+
+    def read(log: LogReader) -> ManifestPage:
+        entries: list[attempt_pb2.ManifestEntry] = []
+        covered, size = after, 0
+        limit = min(PAGE_EVENTS, last - after)
+        for revision, event in log.read(attempt, after=after, limit=limit):
+            covered = revision
+            which = event.WhichOneof("event")
+            if which == "record":
+                entries.append(attempt_pb2.ManifestEntry(record=event.record))
+            elif which == "failure":
+                entries.append(attempt_pb2.ManifestEntry(failure=event.failure))
+            size += event.ByteSize()
+            if size >= PAGE_BYTES:
+                break
+        if covered == after:
+            raise refusals.log_corrupt(attempt.capture_key, f"no event {after + 1}")
+        return ManifestPage(entries, covered)
+
+    return read

@@ -1,0 +1,131 @@
+"""The Ledger as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import grpc.aio
+
+from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
+from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.ledger import refusals
+from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.servicer import LedgerServicer
+from callforest_mesh.ledger.settlement import SettlementWatch
+from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
+
+_FULL_NAME: Final = "callforest.ledger.v1.LedgerService"
+_DURABLE_STORE: Final = "lmdb"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerOptions:
+    """How the Ledger runs.
+
+    Attributes:
+        path: the store's directory.
+        store: the kind of store; every kind but `lmdb` is refused at start (LED-4).
+        map_size_bytes: the most that the store's file grows to.
+        quota_bytes: used bytes from which new attempts and calls are refused; rows of admitted
+            calls and seals still have a tenth of the map.
+        cached_calls_max: most calls whose views are kept in memory, about 2 KiB each; a colder
+            attempt is read again from its log when it is next used.
+        waits_max: most callers of AwaitSettled at once.
+    """
+
+    path: Path
+    store: str = _DURABLE_STORE
+    map_size_bytes: int = 8 << 30
+    quota_bytes: int = 7 << 30
+    cached_calls_max: int = 131_072
+    waits_max: int = 16_384
+
+    def __post_init__(self) -> None:
+        """Refuse limits that let nothing pass."""
+        if self.cached_calls_max < 1 or self.waits_max < 1:
+            raise ValueError("cached_calls_max and waits_max must be at least 1")
+
+
+class LedgerService:
+    """Who continued whom, what committed, what failed.
+
+    Args:
+        options: how it runs.
+        drain: when begun, streams and waits end.
+        on_fatal: called when the store can be trusted no more; the process must end. Without it,
+            the process ends at once.
+    """
+
+    name = "ledger"
+    full_names = frozenset({_FULL_NAME})
+
+    def __init__(
+        self,
+        options: LedgerOptions,
+        drain: Drain,
+        *,
+        on_fatal: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._drain = drain
+        self._on_fatal = on_fatal or _end_process
+        self._watch = SettlementWatch(self.name, waits_max=options.waits_max)
+        self._store = LmdbLedgerStore(self._open_store)
+        self._ledger = Ledger(self._store, self._watch, cached_calls_max=options.cached_calls_max)
+        self._ending: asyncio.Task[None] | None = None
+
+    def attach(self, server: ServerLike) -> None:
+        """Add the RPCs to a server."""
+        rpc.add_LedgerServiceServicer_to_server(
+            LedgerServicer(self._ledger, self._drain),
+            cast("grpc.aio.Server", server),  # takes handlers as a server does
+        )
+
+    async def start(self) -> None:
+        """Open the store.
+
+        Raises:
+            Refusal: VOLATILE_STORE, the configured store can lose rows; STORE_CORRUPT.
+        """
+        if self._options.store != _DURABLE_STORE:
+            raise refusals.volatile_store(self._options.store)
+        await asyncio.to_thread(self._store.open)
+        self._ending = asyncio.ensure_future(self._end_waits())
+
+    async def stop(self) -> None:
+        """Commit what was begun and close the store."""
+        self._watch.end()
+        if self._ending is not None:
+            self._ending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ending
+        await self._store.close()
+        await self._ledger.stop()
+
+    def _open_store(self) -> LmdbStore:
+        return LmdbStore(
+            self._options.path,
+            map_size_bytes=self._options.map_size_bytes,
+            databases=DATABASES,
+            quota_bytes=self._options.quota_bytes,
+            on_fatal=self._on_fatal,
+            name=self.name,
+        )
+
+    async def _end_waits(self) -> None:
+        """Send those who wait for settlement away once the service drains."""
+        await self._drain.wait()
+        self._watch.end()
+
+
+def _end_process(_error: Exception) -> None:
+    """End the process: after a failed commit nothing of its environment can be trusted."""
+    os._exit(os.EX_SOFTWARE)

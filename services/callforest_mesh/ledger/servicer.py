@@ -1,0 +1,152 @@
+"""LedgerService: request -> ledger -> response."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeAlias, TypeVar, cast
+
+import grpc.aio
+
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, item_pb2
+from callforest.ledger.v1 import ledger_service_pb2 as pb
+from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
+from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
+from callforest_mesh.chassis.item_server import Drain, ItemServer
+from callforest_mesh.chassis.validation import malformed
+from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.ledger import Ledger
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_Unary: TypeAlias = grpc.aio.ServicerContext[_Request, Awaitable[_Response]]
+_Pages: TypeAlias = grpc.aio.ServicerContext[_Request, AsyncIterator[_Response]]
+_Items: TypeAlias = grpc.aio.ServicerContext[AsyncIterator[_Request], AsyncIterator[_Response]]
+
+
+class LedgerServicer(rpc.LedgerServiceServicer):
+    """Serves one ledger.
+
+    Args:
+        ledger: answers.
+        drain: when begun, item streams end.
+    """
+
+    def __init__(self, ledger: Ledger, drain: Drain) -> None:
+        self._ledger = ledger
+        self._intents = ItemServer(
+            RECORD_INTENTS, self._record_intent, service="ledger", drain=drain
+        )
+        self._commits = ItemServer(COMMIT_CALLS, self._commit_call, service="ledger", drain=drain)
+
+    async def OpenAttempt(
+        self,
+        request: pb.OpenAttemptRequest,
+        context: _Unary[pb.OpenAttemptRequest, pb.OpenAttemptResponse],
+    ) -> pb.OpenAttemptResponse:
+        """Open the next attempt of a rollout."""
+        attempt = await self._ledger.open_attempt(
+            request.tenant, request.rollout_id, request.request_id
+        )
+        return pb.OpenAttemptResponse(attempt=attempt)
+
+    async def RecordIntents(
+        self,
+        request_iterator: AsyncIterator[pb.RecordIntentsRequest],
+        context: _Items[pb.RecordIntentsRequest, pb.RecordIntentsResponse],
+    ) -> AsyncIterator[pb.RecordIntentsResponse]:
+        """Record calls before inference."""
+        async for response in self._intents.serve(request_iterator):
+            yield cast("pb.RecordIntentsResponse", response)
+
+    async def FindPredecessor(
+        self,
+        request: pb.FindPredecessorRequest,
+        context: _Unary[pb.FindPredecessorRequest, pb.FindPredecessorResponse],
+    ) -> pb.FindPredecessorResponse:
+        """Say what a request would continue."""
+        verdict = await self._ledger.find_predecessor(_key(request), request.chain)
+        return pb.FindPredecessorResponse(verdict=verdict)
+
+    async def CommitCalls(
+        self,
+        request_iterator: AsyncIterator[pb.CommitCallsRequest],
+        context: _Items[pb.CommitCallsRequest, pb.CommitCallsResponse],
+    ) -> AsyncIterator[pb.CommitCallsResponse]:
+        """Append rows."""
+        async for response in self._commits.serve(request_iterator):
+            yield cast("pb.CommitCallsResponse", response)
+
+    async def CloseAdmissions(
+        self,
+        request: pb.CloseAdmissionsRequest,
+        context: _Unary[pb.CloseAdmissionsRequest, pb.CloseAdmissionsResponse],
+    ) -> pb.CloseAdmissionsResponse:
+        """End new calls of an attempt."""
+        attempt = await self._ledger.close_admissions(_key(request))
+        return pb.CloseAdmissionsResponse(attempt=attempt)
+
+    async def AwaitSettled(
+        self,
+        request: pb.AwaitSettledRequest,
+        context: _Unary[pb.AwaitSettledRequest, pb.AwaitSettledResponse],
+    ) -> pb.AwaitSettledResponse:
+        """Wait until no admitted call is pending."""
+        attempt = await self._ledger.await_settled(_key(request), wait_s=request.wait_ms / 1000)
+        return pb.AwaitSettledResponse(attempt=attempt)
+
+    async def SealAttempt(
+        self,
+        request: pb.SealAttemptRequest,
+        context: _Unary[pb.SealAttemptRequest, pb.SealAttemptResponse],
+    ) -> pb.SealAttemptResponse:
+        """Make an attempt's manifest final."""
+        return pb.SealAttemptResponse(attempt=await self._ledger.seal(_key(request)))
+
+    async def GetManifest(
+        self,
+        request: pb.GetManifestRequest,
+        context: _Pages[pb.GetManifestRequest, pb.GetManifestResponse],
+    ) -> AsyncIterator[pb.GetManifestResponse]:
+        """Read an attempt and its rows."""
+        async for part in self._ledger.manifest(_key(request)):
+            if isinstance(part, attempt_pb2.Attempt):
+                yield pb.GetManifestResponse(attempt=part)
+            elif part:
+                yield pb.GetManifestResponse(entries=part)
+
+    async def HasRows(
+        self,
+        request: pb.HasRowsRequest,
+        context: _Unary[pb.HasRowsRequest, pb.HasRowsResponse],
+    ) -> pb.HasRowsResponse:
+        """Say whether a call committed or failed."""
+        return pb.HasRowsResponse(has_rows=await self._ledger.has_rows(_key(request)))
+
+    async def _record_intent(
+        self, context: item_pb2.ItemContext, intent: attempt_pb2.CallIntent
+    ) -> capture_admission_pb2.Verdict:
+        return await self._ledger.record_intent(context.tenant, intent)
+
+    async def _commit_call(
+        self, context: item_pb2.ItemContext, entry: attempt_pb2.ManifestEntry
+    ) -> pb.CommittedEntry:
+        which = entry.WhichOneof("entry")
+        if which == "record":
+            return await self._ledger.commit_record(context.tenant, entry.record)
+        if which == "failure":
+            return await self._ledger.commit_failure(context.tenant, entry.failure)
+        raise malformed(entry.DESCRIPTOR.full_name, "entry: neither a record nor a failure")
+
+
+_Keyed: TypeAlias = (
+    pb.FindPredecessorRequest
+    | pb.CloseAdmissionsRequest
+    | pb.AwaitSettledRequest
+    | pb.SealAttemptRequest
+    | pb.GetManifestRequest
+    | pb.HasRowsRequest
+)
+
+
+def _key(request: _Keyed) -> AttemptKey:
+    return AttemptKey(request.tenant, request.capture_key)

@@ -1,0 +1,215 @@
+"""The log of each attempt, in one LMDB environment.
+
+A key of `events` is 8 bytes of the tenant's hash, 16 of the capture key's, and the revision as a
+big-endian u64; its value is a serialized LedgerEvent. `rollouts` is a view that the log can
+rebuild: how many attempts a rollout has, and which one a request opened. Every function here runs
+inside a transaction that is not its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol, TypeVar
+
+from callforest.ledger.v1 import ledger_event_pb2
+from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
+from callforest_mesh.ledger import refusals
+from callforest_mesh.ledger.attempt import AttemptKey
+
+T = TypeVar("T")
+
+DATABASES: Final = ("events", "rollouts")
+_EVENTS, _ROLLOUTS = DATABASES
+_REVISION: Final = struct.Struct(">Q")
+_NUMBER: Final = struct.Struct(">I")
+_LATEST: Final = b"n"
+_REQUEST: Final = b"r"
+
+
+class LogReader(Protocol):
+    """Reads the logs as of one moment."""
+
+    def revision(self, attempt: AttemptKey) -> int:
+        """Give the number of events in an attempt's log; 0 when it was never opened."""
+        ...
+
+    def read(
+        self, attempt: AttemptKey, *, after: int = 0, limit: int | None = None
+    ) -> Iterator[tuple[int, ledger_event_pb2.LedgerEvent]]:
+        """Give the events behind a revision, each with its own.
+
+        Raises:
+            Refusal: STORE_CORRUPT at the first event that is damaged or missing.
+        """
+        ...
+
+    def latest_attempt(self, tenant: str, rollout_id: str) -> int | None:
+        """Give the number of a rollout's latest attempt, None when it has none."""
+        ...
+
+    def attempt_opened_by(self, tenant: str, rollout_id: str, request_id: str) -> int | None:
+        """Give the number of the attempt that a request opened, or None."""
+        ...
+
+
+class LogWriter(LogReader, Protocol):
+    """Reads and appends inside one transaction."""
+
+    def append(
+        self,
+        attempt: AttemptKey,
+        expected_revision: int,
+        events: Sequence[ledger_event_pb2.LedgerEvent],
+    ) -> None:
+        """Append events to a log that has `expected_revision` events.
+
+        Raises:
+            Refusal: STORE_FULL.
+            RevisionConflictError: the log has another number of events.
+        """
+        ...
+
+
+class LedgerStore(Protocol):
+    """Where the logs are kept."""
+
+    async def write(self, fn: Callable[[LogWriter], T], *, reserve: bool) -> T:
+        """Run a function in a transaction; give its value when that is durable.
+
+        A function that raises has appended nothing. It may run more than once.
+
+        Args:
+            fn: reads and appends.
+            reserve: whether it may go beyond the quota, because it ends work that has begun.
+        """
+        ...
+
+    def read(self, fn: Callable[[LogReader], T]) -> T:
+        """Run a function over what is durable now."""
+        ...
+
+
+class RevisionConflictError(RuntimeError):
+    """A log does not have the expected number of events."""
+
+
+class LmdbLedgerStore:
+    """Keeps the logs in an LmdbStore.
+
+    Args:
+        connect: opens the environment, with DATABASES.
+    """
+
+    def __init__(self, connect: Callable[[], LmdbStore]) -> None:
+        self._connect = connect
+        self._opened: LmdbStore | None = None
+
+    def open(self) -> None:
+        """Open the environment."""
+        if self._opened is None:
+            self._opened = self._connect()
+
+    async def close(self) -> None:
+        """Commit what waits and close the environment. Idempotent."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def write(self, fn: Callable[[LogWriter], T], *, reserve: bool) -> T:
+        """Run a function in a transaction; give its value when that is durable."""
+        return await self._store.write(lambda txn: fn(_LmdbWriter(txn)), reserve=reserve)
+
+    def read(self, fn: Callable[[LogReader], T]) -> T:
+        """Run a function over what is durable now."""
+        return self._store.read(lambda txn: fn(_LmdbReader(txn)))
+
+    @property
+    def _store(self) -> LmdbStore:
+        if self._opened is None:
+            raise RuntimeError("the ledger's store is not open")
+        return self._opened
+
+
+class _LmdbReader:
+    def __init__(self, txn: ReadTxn) -> None:
+        self._snapshot = txn
+
+    def revision(self, attempt: AttemptKey) -> int:
+        found = self._snapshot.last(_EVENTS, _attempt_prefix(attempt))
+        return 0 if found is None else _revision_of(found[0])
+
+    def read(
+        self, attempt: AttemptKey, *, after: int = 0, limit: int | None = None
+    ) -> Iterator[tuple[int, ledger_event_pb2.LedgerEvent]]:
+        prefix = _attempt_prefix(attempt)
+        start = prefix + _REVISION.pack(after + 1)
+        expected = after
+        for key, value in self._snapshot.scan(_EVENTS, prefix, start, limit):
+            expected += 1
+            if _revision_of(key) != expected:
+                raise refusals.log_corrupt(f"{_EVENTS}/{key.hex()}", f"no event {expected}")
+            yield expected, ledger_event_pb2.LedgerEvent.FromString(value)
+
+    def latest_attempt(self, tenant: str, rollout_id: str) -> int | None:
+        return self._number(_rollout_prefix(tenant, rollout_id) + _LATEST)
+
+    def attempt_opened_by(self, tenant: str, rollout_id: str, request_id: str) -> int | None:
+        return self._number(_request_key(tenant, rollout_id, request_id))
+
+    def _number(self, key: bytes) -> int | None:
+        found = self._snapshot.get(_ROLLOUTS, key)
+        if found is None:
+            return None
+        number: int = _NUMBER.unpack(found)[0]
+        return number
+
+
+class _LmdbWriter(_LmdbReader):
+    def __init__(self, txn: WriteTxn) -> None:
+        super().__init__(txn)
+        self._txn = txn
+
+    def append(
+        self,
+        attempt: AttemptKey,
+        expected_revision: int,
+        events: Sequence[ledger_event_pb2.LedgerEvent],
+    ) -> None:
+        found = self.revision(attempt)
+        if found != expected_revision:
+            raise RevisionConflictError(f"{found} events, not {expected_revision}")
+        prefix = _attempt_prefix(attempt)
+        for revision, event in enumerate(events, expected_revision + 1):
+            key = prefix + _REVISION.pack(revision)
+            self._txn.put(_EVENTS, key, event.SerializeToString())
+            if event.WhichOneof("event") == "attempt_opened":
+                self._index(event.attempt_opened)
+
+    def _index(self, opened: ledger_event_pb2.AttemptOpened) -> None:
+        number = _NUMBER.pack(opened.attempt_number)
+        prefix = _rollout_prefix(opened.tenant, opened.rollout_id)
+        self._txn.put(_ROLLOUTS, prefix + _LATEST, number)
+        request = _request_key(opened.tenant, opened.rollout_id, opened.request_id)
+        self._txn.put(_ROLLOUTS, request, number)
+
+
+def _hash(text: str, size: int) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:size]
+
+
+def _attempt_prefix(attempt: AttemptKey) -> bytes:
+    return _hash(attempt.tenant, 8) + _hash(attempt.capture_key, 16)
+
+
+def _rollout_prefix(tenant: str, rollout_id: str) -> bytes:
+    return _hash(tenant, 8) + _hash(rollout_id, 16)
+
+
+def _request_key(tenant: str, rollout_id: str, request_id: str) -> bytes:
+    return _rollout_prefix(tenant, rollout_id) + _REQUEST + _hash(request_id, 16)
+
+
+def _revision_of(key: bytes) -> int:
+    revision: int = _REVISION.unpack(key[-_REVISION.size :])[0]
+    return revision

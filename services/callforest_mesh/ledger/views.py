@@ -1,0 +1,87 @@
+"""The views of the attempts in use, kept beside their logs.
+
+A cache may forget and may be wrong about the end of a log (a commit that was aborted took its
+events back), so each use compares revisions and folds the log anew where they differ. It belongs
+to the store's writer thread alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from callforest_mesh.ledger import refusals
+from callforest_mesh.ledger.attempt import AttemptKey, AttemptView, LogError
+from callforest_mesh.ledger.store import LogReader
+
+ATTEMPT_WEIGHT: Final = 8
+"""What an attempt weighs besides its calls."""
+
+
+class AttemptViews:
+    """Views by attempt; the least recently used are forgotten.
+
+    Args:
+        calls_max: most calls of all views together; a single attempt may exceed it.
+    """
+
+    def __init__(self, calls_max: int) -> None:
+        self._calls_max = calls_max
+        self._views: OrderedDict[AttemptKey, AttemptView] = OrderedDict()
+        self._weights: dict[AttemptKey, int] = {}
+        self._weight = 0
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def load(self, log: LogReader, attempt: AttemptKey) -> AttemptView | None:
+        """Give the view of an attempt as of the log's end; None when it was never opened.
+
+        Raises:
+            Refusal: STORE_CORRUPT when the events are not the attempt's log.
+        """
+        revision = log.revision(attempt)
+        view = self._views.get(attempt)
+        if view is None or view.revision != revision:
+            self.forget(attempt)
+            view = _fold(log, attempt)
+            if view is None:
+                return None
+            self._views[attempt] = view
+        self._views.move_to_end(attempt)
+        self._weigh(attempt, view)
+        return view
+
+    def keep(self, attempt: AttemptKey, view: AttemptView) -> None:
+        """Take the view of an attempt that was just opened."""
+        self.forget(attempt)
+        self._views[attempt] = view
+        self._weigh(attempt, view)
+
+    def forget(self, attempt: AttemptKey) -> None:
+        """Forget the view of an attempt, if there is one."""
+        self._views.pop(attempt, None)
+        self._weight -= self._weights.pop(attempt, 0)
+
+    def _weigh(self, attempt: AttemptKey, view: AttemptView) -> None:
+        weight = view.call_count + ATTEMPT_WEIGHT
+        self._weight += weight - self._weights.get(attempt, 0)
+        self._weights[attempt] = weight
+        while self._weight > self._calls_max and len(self._views) > 1:
+            self.forget(next(iter(self._views)))
+
+
+def _fold(log: LogReader, attempt: AttemptKey) -> AttemptView | None:
+    try:
+        view = AttemptView.replay(event for _, event in log.read(attempt))
+    except (LogError, DecodeError) as error:
+        raise refusals.log_corrupt(attempt.capture_key, str(error)) from error
+    if view is None:
+        return None
+    found = AttemptKey(view.opened.tenant, view.opened.capture_key)
+    if found != attempt:
+        # Never name the other: it may be another tenant's.
+        raise refusals.log_corrupt(attempt.capture_key, "it is another attempt's")
+    return view
