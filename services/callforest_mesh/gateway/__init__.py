@@ -1,0 +1,1 @@
+"""The edge for harnesses: plain OpenAI-style HTTP in, captured calls out."""

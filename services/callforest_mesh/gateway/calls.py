@@ -1,0 +1,338 @@
+"""The life of a call at the edge: intent, generation, record, and only then the response.
+
+A life is a task of its own. When the harness goes away its generation is cancelled, but the life
+goes on until the ledger has a row for the call: an admitted call must not end in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from google.protobuf import timestamp_pb2
+
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest.worker.v1 import worker_service_pb2 as worker_pb
+from callforest_client.admission import AdmissionClient
+from callforest_client.errors import CallforestError, RefusedError, UnavailableError, reason_name
+from callforest_client.ledger import LedgerClient
+from callforest_client.worker import WorkerClient
+from callforest_mesh.gateway import core
+from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.gateway.refusals import (
+    HttpRefusal,
+    faulty,
+    of_service,
+    overloaded,
+    refused_verdict,
+    unavailable,
+)
+
+_LOG = logging.getLogger("callforest")
+_Answer = TypeVar("_Answer")
+
+WORKER_CAPTURE_FAILED: Final = "worker_capture_failed"
+MISSING_COORDINATES: Final = "worker_response_missing_commit_coordinates"
+INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
+REQUEST_FINISHED: Final = "request_finished_without_staged_coordinates"
+
+# The ledger has a row for the call, or its seal fixed the call as pending: the attempt is marked
+# durably either way, and the completion may leave (CAP-7).
+_MARKED: Final = frozenset(
+    {
+        er.ERROR_REASON_COORDINATES_MISMATCH,
+        er.ERROR_REASON_CALL_MISMATCH,
+        er.ERROR_REASON_ATTEMPT_SEALED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """A response that may leave.
+
+    Attributes:
+        body: the worker's bytes, untouched.
+        call_id: the call.
+        generation_us: how long the engine took, in microseconds.
+    """
+
+    body: bytes
+    call_id: str
+    generation_us: int
+
+
+class AbandonedError(Exception):
+    """The harness went away; nobody waits for this call's answer."""
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    """One call while it lasts."""
+
+    capture_key: str
+    call_id: str
+    admit_time: timestamp_pb2.Timestamp
+    request: core.NormalisedRequest
+    traceparent: str
+    captured: bool = True
+    abandoned: bool = False
+    generation: asyncio.Future[worker_pb.GeneratedCall] | None = field(default=None)
+
+    def abandon(self) -> None:
+        """Note that nobody waits any more; what is being generated ends."""
+        self.abandoned = True
+        if self.generation is not None:
+            self.generation.cancel()
+
+
+class Calls:
+    """Takes calls from harnesses through their lives.
+
+    Args:
+        admission: judges calls.
+        ledger: keeps their rows.
+        worker: generates and captures.
+        options: bounds.
+        new_id: names a call; at most 128 characters of `A-Za-z0-9._~-`.
+        now_ns: the wall clock, nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        admission: AdmissionClient,
+        ledger: LedgerClient,
+        worker: WorkerClient,
+        options: GatewayOptions,
+        *,
+        new_id: Callable[[], str],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._admission = admission
+        self._ledger = ledger
+        self._worker = worker
+        self._options = options
+        self._new_id = new_id
+        self._now_ns = now_ns
+        self._tasks: set[asyncio.Task[Served] | asyncio.Task[None]] = set()
+
+    async def serve(
+        self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
+    ) -> Served:
+        """Take one call from its intent to its response.
+
+        Cancelling this ends the generation, not the life.
+
+        Raises:
+            HttpRefusal: the call was refused, or something behind the gateway is away; then
+                nothing was served.
+        """
+        if len(self._tasks) >= self._options.calls_max:
+            raise overloaded("calls_in_work", self._options.calls_max)
+        admit_time = timestamp_pb2.Timestamp()
+        # Whole microseconds: the peer's clock is a double, and must give the same time back.
+        admit_time.FromNanoseconds(self._now_ns() // 1000 * 1000)
+        life = _Life(capture_key, self._new_id(), admit_time, request, traceparent)
+        task = asyncio.ensure_future(self._live(life))
+        self._watch(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            life.abandon()
+            raise
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for the calls in work, at most `timeout_s`; then end them."""
+        if not self._tasks:
+            return
+        _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in left:
+            task.cancel()
+        if left:
+            _LOG.warning("the gateway leaves %d calls pending", len(left))
+            await asyncio.wait(left)
+
+    async def _live(self, life: _Life) -> Served:
+        verdict = await self._admit(life)
+        if life.abandoned:
+            await self._fail(life, REQUEST_FINISHED, detail="the harness went away")
+            raise AbandonedError
+        generated = await self._generate(life, verdict)
+        served = await self._read(life, generated.chat_response)
+        if life.captured:
+            await self._settle_capture(life, generated, served)
+        return Served(generated.chat_response, life.call_id, generated.generation_us)
+
+    async def _admit(self, life: _Life) -> capture_admission_pb2.Verdict:
+        intent = core.intent_of(life.request, life.capture_key, life.call_id, life.admit_time)
+        try:
+            verdict = await self._admission.admit(intent, traceparent=life.traceparent)
+        except CallforestError as error:
+            _LOG.warning("call %s/%s is not admitted: %s", life.capture_key, life.call_id, error)
+            if isinstance(error, UnavailableError):
+                # Whether the intent is durable is unknown; if it is, the call must not stay
+                # pending until the rollout's owner gives up.
+                self._fail_later(life, detail="the admission did not answer")
+            raise of_service(error) from error
+        match verdict.WhichOneof("verdict"):
+            case "refused":
+                raise refused_verdict(life.capture_key, verdict.refused)
+            case "uncaptured":
+                life.captured = False
+                uncaptured = verdict.uncaptured
+                _LOG.warning(
+                    "call %s/%s is served without capture: %s: %s",
+                    life.capture_key,
+                    life.call_id,
+                    uncaptured.reason,
+                    uncaptured.detail,
+                )
+            case None:
+                raise _incident(f"call {life.call_id}: a verdict that this gateway does not know")
+        return verdict
+
+    async def _generate(
+        self, life: _Life, verdict: capture_admission_pb2.Verdict
+    ) -> worker_pb.GeneratedCall:
+        call = worker_pb.GenerateCall(
+            capture_key=life.capture_key,
+            call_id=life.call_id,
+            create_time=life.admit_time,
+            chat_request=life.request.body,
+            admission=core.admission_of(verdict, life.capture_key, life.call_id),
+        )
+        life.generation = asyncio.ensure_future(
+            self._worker.generate(
+                call, timeout_s=self._options.generate_timeout_s, traceparent=life.traceparent
+            )
+        )
+        try:
+            return await life.generation
+        except asyncio.CancelledError:
+            if not life.abandoned:
+                raise
+            await self._fail(life, REQUEST_FINISHED, detail="the harness went away")
+            raise AbandonedError from None
+        except CallforestError as error:
+            _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
+            detail = f"{reason_name(error.reason)}: {error.message}"
+            await self._fail(life, REQUEST_FINISHED, detail=detail)
+            raise of_service(error) from error
+
+    async def _read(self, life: _Life, body: bytes) -> core.ServedResponse:
+        """Serve nothing rather than tokens: an engine that leaks them is a fault (CAP-6)."""
+        try:
+            return core.read_response(body)
+        except core.ServedResponseError as error:
+            await self._fail(life, REQUEST_FINISHED, detail=error.fact)
+            raise _incident(f"call {life.capture_key}/{life.call_id}: {error.fact}") from error
+
+    async def _settle_capture(
+        self, life: _Life, generated: worker_pb.GeneratedCall, served: core.ServedResponse
+    ) -> None:
+        """Append the call's row: its record, or why there is none."""
+        match generated.WhichOneof("capture"):
+            case "staged":
+                await self._record(life, generated, served)
+            case "failed":
+                await self._fail(
+                    life,
+                    WORKER_CAPTURE_FAILED,
+                    worker_reason=generated.failed.reason,
+                    detail=generated.failed.detail,
+                )
+            case _:
+                await self._fail(life, MISSING_COORDINATES)
+
+    async def _record(
+        self, life: _Life, generated: worker_pb.GeneratedCall, served: core.ServedResponse
+    ) -> None:
+        coords = generated.staged
+        if (coords.capture_key, coords.call_id) != (life.capture_key, life.call_id):
+            # They would be recorded for another call.
+            named = f"they name {coords.capture_key}/{coords.call_id}"
+            await self._fail(life, INVALID_COORDINATES, detail=named)
+            return
+        if not served.response_id:
+            await self._fail(life, INVALID_COORDINATES, detail="the response has no id")
+            return
+        record = core.record_of(coords, life.request, served, generated.completion, life.admit_time)
+        try:
+            await self._durably(
+                lambda left_s: self._ledger.record(
+                    record, timeout_s=left_s, traceparent=life.traceparent
+                )
+            )
+        except RefusedError as error:
+            _LOG.warning("call %s/%s has no record: %s", life.capture_key, life.call_id, error)
+            if error.reason not in _MARKED:
+                detail = f"{reason_name(error.reason)}: {error.message}"
+                await self._fail(life, INVALID_COORDINATES, detail=detail)
+        except UnavailableError as error:
+            self._fail_later(life, detail="the record was not confirmed in time")
+            raise unavailable("The ledger is away; nothing was served. Repeat.") from error
+
+    async def _fail(
+        self, life: _Life, reason: str, *, worker_reason: str = "", detail: str = ""
+    ) -> None:
+        """Append a failure row; a call that was admitted without capture has its row already."""
+        if not life.captured:
+            return
+        failure = attempt_pb2.CallFailure(
+            capture_key=life.capture_key,
+            call_id=life.call_id,
+            reason=reason,
+            worker_reason=worker_reason[:128],
+            detail=detail[:1024],
+        )
+        try:
+            await self._durably(
+                lambda left_s: self._ledger.record_failure(
+                    failure, timeout_s=left_s, traceparent=life.traceparent
+                )
+            )
+        except RefusedError as error:
+            _LOG.warning("call %s/%s: no failure row: %s", life.capture_key, life.call_id, error)
+            if error.reason not in _MARKED:
+                raise of_service(error) from error
+        except UnavailableError as error:
+            raise unavailable("The ledger is away; nothing was served. Repeat.") from error
+
+    def _fail_later(self, life: _Life, *, detail: str) -> None:
+        """Try once more to mark a call whose fate at the ledger is unknown; nobody waits."""
+        self._watch(asyncio.ensure_future(self._fail(life, REQUEST_FINISHED, detail=detail)))
+
+    async def _durably(self, send: Callable[[float], Awaitable[_Answer]]) -> _Answer:
+        """Send a row within the bound; repeat when the ledger says after which delay."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.commit_timeout_s
+        while True:
+            try:
+                return await send(max(0.001, deadline - loop.time()))
+            except RefusedError as error:
+                delay_ms = error.retry_after_ms
+                if delay_ms is None or loop.time() + delay_ms / 1000 >= deadline:
+                    raise
+                await asyncio.sleep(delay_ms / 1000)
+
+    def _watch(self, task: asyncio.Task[Served] | asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Served] | asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Whoever waits gets it; a life that was abandoned has only the log.
+            expected = isinstance(error, HttpRefusal | AbandonedError)
+            _LOG.log(logging.DEBUG if expected else logging.ERROR, "a call ended with %r", error)
+
+
+def _incident(fact: str) -> HttpRefusal:
+    incident_id = secrets.token_hex(8)
+    _LOG.error("incident %s: %s", incident_id, fact)
+    return faulty(incident_id)

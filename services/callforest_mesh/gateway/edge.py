@@ -1,0 +1,197 @@
+"""The HTTP routes: requests in, calls made, answers out. Contract: docs/protocol.md, section 9."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from aiohttp import web
+
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_client.errors import CallforestError
+from callforest_client.ledger import LedgerClient, Manifest
+from callforest_client.worker import WorkerClient
+from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.gateway import core, refusals
+from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway.manifest_json import manifest_json
+from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.gateway.refusals import HttpRefusal
+
+_LOG = logging.getLogger("callforest")
+_CAPTURE_KEY: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+_BEARER: Final = "bearer "
+MANIFEST_ROUTE: Final = "/training-token-capture/control/rollouts/{rollout_id}/manifest"
+CALL_ID_HEADER: Final = "x-callforest-call-id"
+OVERHEAD_HEADER: Final = "x-callforest-overhead-ms"
+
+_Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Edge:
+    """The routes of one gateway.
+
+    Args:
+        options: bounds and the control route's token.
+        drain: when begun, no more requests are taken.
+        calls: the calls' lives.
+        ledger: read for the control route.
+        worker: asked for its model.
+    """
+
+    def __init__(
+        self,
+        options: GatewayOptions,
+        drain: Drain,
+        calls: Calls,
+        ledger: LedgerClient,
+        worker: WorkerClient,
+    ) -> None:
+        self._options = options
+        self._drain = drain
+        self._calls = calls
+        self._ledger = ledger
+        self._worker = worker
+
+    def application(self) -> web.Application:
+        """Make the application."""
+        application = web.Application(
+            middlewares=[self._answer_errors], client_max_size=core.BODY_BYTES_MAX
+        )
+        application.add_routes(
+            [
+                web.post("/rollouts/{capture_key}/v1/chat/completions", self._complete),
+                web.post("/v1/chat/completions", self._complete),
+                web.get("/rollouts/{capture_key}/v1/models", self._models),
+                web.get("/v1/models", self._models),
+                web.get(MANIFEST_ROUTE, self._manifest),
+                web.get("/healthz", self._health),
+            ]
+        )
+        return application
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        capture_key = _capture_key(request)
+        self._refuse_when_draining()
+        body = await self._read(request)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        normalised = core.read_request(body)
+        served = await self._calls.serve(capture_key, normalised, traceparent=_traceparent(request))
+        overhead_ms = (loop.time() - begun) * 1000 - served.generation_us / 1000
+        return web.Response(
+            body=served.body,
+            content_type="application/json",
+            headers={
+                CALL_ID_HEADER: served.call_id,
+                OVERHEAD_HEADER: f"{max(0.0, overhead_ms):.3f}",
+            },
+        )
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        _capture_key(request)
+        self._refuse_when_draining()
+        engine = await self._worker.describe()
+        model = {
+            "id": engine.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "callforest",
+            "max_model_len": engine.context_token_count,
+        }
+        return _json(200, json.dumps({"object": "list", "data": [model]}).encode("ascii"))
+
+    async def _manifest(self, request: web.Request) -> web.StreamResponse:
+        self._require_control_token(request)
+        rollout_id = request.match_info["rollout_id"]
+        if _CAPTURE_KEY.fullmatch(rollout_id) is None:
+            raise refusals.malformed("The rollout id is malformed.", "rollout_id")
+        manifest: Manifest | None = None
+        try:
+            manifest = await self._ledger.manifest(rollout_id)
+        except CallforestError as error:
+            if error.reason != er.ERROR_REASON_ATTEMPT_NOT_FOUND:
+                raise
+        return _json(200, manifest_json(rollout_id, manifest))
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002 - a route
+        if self._drain.begun:
+            return _json(503, b'{"status": "draining"}')
+        return _json(200, b'{"status": "ok"}')
+
+    async def _read(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._options.body_timeout_s):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise refusals.too_large(core.BODY_BYTES_MAX) from None
+        except TimeoutError:
+            raise HttpRefusal(408, "request_timeout", "The body did not arrive in time.") from None
+
+    def _refuse_when_draining(self) -> None:
+        if self._drain.begun:
+            raise refusals.unavailable("The gateway is shutting down. Repeat.")
+
+    def _require_control_token(self, request: web.Request) -> None:
+        """Let only the token's holders pass; compared as bytes, in constant time."""
+        token = self._options.control_token
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        expected = f"Bearer {token}".encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, expected) or not token:
+            raise HttpRefusal(401, "invalid_api_key", "The control route needs its bearer token.")
+
+    @web.middleware
+    async def _answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Turn whatever a route raises into an OpenAI-shaped error; its text stays here."""
+        try:
+            return await handler(request)
+        except HttpRefusal as refusal:
+            return _refused(refusal)
+        except CallforestError as error:
+            _LOG.warning("%s %s: %s", request.method, request.path, error)
+            return _refused(refusals.of_service(error))
+        except web.HTTPException as error:
+            code = "method_not_allowed" if error.status == 405 else "not_found"
+            message = f"{request.method} {request.path} is not served here."
+            return _refused(HttpRefusal(error.status, code, message))
+        except Exception:  # noqa: BLE001 - logged under the incident that the caller gets
+            incident_id = secrets.token_hex(8)
+            _LOG.exception("incident %s: %s %s", incident_id, request.method, request.path)
+            return _refused(refusals.faulty(incident_id))
+
+
+def _capture_key(request: web.Request) -> str:
+    """Give the attempt that a request names: by its path, or as its bearer key."""
+    named = request.match_info.get("capture_key")
+    if named is not None:
+        if _CAPTURE_KEY.fullmatch(named) is None:
+            raise refusals.attempt_not_found("of that name")
+        return named
+    header = request.headers.get("Authorization", "")
+    bearer = header[len(_BEARER) :].strip()
+    if not header.lower().startswith(_BEARER) or _CAPTURE_KEY.fullmatch(bearer) is None:
+        raise refusals.no_attempt_named()
+    return bearer
+
+
+def _traceparent(request: web.Request) -> str:
+    header = request.headers.get("traceparent", "")
+    return header if _TRACEPARENT.fullmatch(header) else ""
+
+
+def _refused(refusal: HttpRefusal) -> web.Response:
+    response = _json(refusal.status, refusal.body())
+    if refusal.retry_after_s is not None:
+        response.headers["Retry-After"] = str(refusal.retry_after_s)
+    return response
+
+
+def _json(status: int, body: bytes) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json")

@@ -1,0 +1,46 @@
+"""What a gateway is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """One gateway.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        tenant: owns every attempt that this gateway serves.
+        control_token: bearer token of the control route; with "" the route refuses everyone.
+        calls_max: calls in work at once; more get 429.
+        body_timeout_s: how long a request's body may take to arrive.
+        generate_timeout_s: how long a generation may take, its capture included.
+        commit_timeout_s: how long the ledger's row of a call may take to become durable; then
+            nothing is served.
+        grace_s: how long calls may go on when the gateway stops.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    tenant: str = "default"
+    control_token: str = field(default="", repr=False)
+    calls_max: int = 1024
+    body_timeout_s: float = 60.0
+    generate_timeout_s: float = 600.0
+    commit_timeout_s: float = 15.0
+    grace_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of their range.
+
+        Raises:
+            ValueError: the message names the option.
+        """
+        if self.calls_max < 1:
+            raise ValueError("calls_max must be at least 1")
+        if min(self.body_timeout_s, self.generate_timeout_s, self.commit_timeout_s) <= 0:
+            raise ValueError("body, generate and commit timeouts must be above 0")
+        if self.grace_s < 0:
+            raise ValueError("grace_s must not be negative")

@@ -1,0 +1,100 @@
+"""The gateway as a service of a process."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from aiohttp import web
+
+from callforest_client.admission import AdmissionClient
+from callforest_client.ledger import LedgerClient
+from callforest_client.worker import WorkerClient
+from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway.edge import Edge
+from callforest_mesh.gateway.options import GatewayOptions
+
+__all__ = ["GatewayOptions", "GatewayService"]
+
+
+class GatewayService:
+    """Serves harnesses over HTTP.
+
+    Args:
+        options: where to listen, whose attempts, bounds.
+        drain: when begun, no more requests are taken.
+        admission: judges calls.
+        ledger: keeps their rows.
+        worker: generates and captures.
+    """
+
+    def __init__(
+        self,
+        options: GatewayOptions,
+        drain: Drain,
+        admission: AdmissionClient,
+        ledger: LedgerClient,
+        worker: WorkerClient,
+    ) -> None:
+        self._options = options
+        ledger = ledger.for_tenant(options.tenant)
+        worker = worker.for_tenant(options.tenant)
+        self._calls = Calls(
+            admission.for_tenant(options.tenant),
+            ledger,
+            worker,
+            options,
+            new_id=lambda: uuid.uuid4().hex,
+            now_ns=time.time_ns,
+        )
+        self._edge = Edge(options, drain, self._calls, ledger, worker)
+        self._runner: web.AppRunner | None = None
+        self._url = ""
+
+    @property
+    def name(self) -> str:
+        """The service's short name."""
+        return "gateway"
+
+    @property
+    def full_names(self) -> frozenset[str]:
+        """The full names of its gRPC services: none, it speaks HTTP."""
+        return frozenset()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without a path; "" until it is started."""
+        return self._url
+
+    def attach(self, server: ServerLike) -> None:
+        """Add nothing: the gateway has no gRPC service."""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        # A handler is cancelled when its client goes away, which ends the generation.
+        runner = web.AppRunner(
+            self._edge.application(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=self._options.grace_s,
+        )
+        await runner.setup()
+        self._runner = runner
+        site = web.TCPSite(runner, self._options.host, self._options.port)
+        await site.start()
+        port = runner.addresses[0][1]
+        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+        self._url = f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        """Stop listening, finish the calls in work within the grace. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+        await self._calls.settle(self._options.grace_s)
