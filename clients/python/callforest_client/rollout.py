@@ -1,0 +1,124 @@
+"""The rollout owner's side: open an attempt, hand its URL to a harness, finish it, publish a group.
+
+What a harness needs is the URL alone. What the owner needs is here in four calls; each may be
+repeated.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from callforest.capture.v1 import attempt_pb2, receipt_pb2
+from callforest.finalizer.v1 import finalizer_service_pb2 as pb
+from callforest_client.admission import AdmissionClient
+from callforest_client.finalizer import FinalizerClient
+from callforest_client.ledger import SETTLE_WAIT_S, LedgerClient
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRollout:
+    """One try at a rollout, ready for a harness.
+
+    Attributes:
+        rollout_id: the logical rollout.
+        attempt: the opened attempt.
+        base_url: what an OpenAI-style client takes as its base URL.
+    """
+
+    rollout_id: str
+    attempt: attempt_pb2.Attempt
+    base_url: str
+
+    @property
+    def capture_key(self) -> str:
+        """The attempt's name."""
+        return self.attempt.capture_key
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a rollout ended, as its harness says.
+
+    Attributes:
+        reward: finite.
+        declared_response_id: the scored response's id, if the harness declares one.
+        scored_response: the scored response as JSON bytes, or b"".
+    """
+
+    reward: float
+    declared_response_id: str | None = None
+    scored_response: bytes = field(default=b"", repr=False)
+
+
+class RolloutOwner:
+    """Opens, finishes and publishes rollouts.
+
+    Args:
+        admission: opens and closes attempts.
+        ledger: settles and seals them.
+        finalizer: fixes receipts and publishes groups.
+        gateway_url: where harnesses reach the gateway, without a trailing slash.
+        settle_wait_s: how long admitted calls may take to settle (LED-6).
+    """
+
+    def __init__(
+        self,
+        admission: AdmissionClient,
+        ledger: LedgerClient,
+        finalizer: FinalizerClient,
+        gateway_url: str,
+        *,
+        settle_wait_s: float = SETTLE_WAIT_S,
+    ) -> None:
+        self._admission = admission
+        self._ledger = ledger
+        self._finalizer = finalizer
+        self._gateway_url = gateway_url.rstrip("/")
+        self._settle_wait_s = settle_wait_s
+
+    async def open(self, rollout_id: str) -> OpenRollout:
+        """Open the next attempt of a rollout; the one before is sealed and never trains."""
+        attempt = await self._admission.open_attempt(rollout_id, request_id=str(uuid.uuid4()))
+        base_url = f"{self._gateway_url}/rollouts/{attempt.capture_key}/v1"
+        return OpenRollout(rollout_id, attempt, base_url)
+
+    async def finish(
+        self, rollout: OpenRollout, outcome: Outcome, *, group_id: str, slot: int
+    ) -> receipt_pb2.Receipt:
+        """Close, settle, seal and finalize a rollout; give its receipt.
+
+        A rollout that cannot train has a masked receipt that says why; that is no error.
+
+        Args:
+            rollout: what `open` gave.
+            outcome: how it ended.
+            group_id: names its group.
+            slot: its place in the group, from 0.
+        """
+        key = rollout.capture_key
+        await self._admission.close_attempt(key)
+        await self._ledger.await_settled(key, wait_s=self._settle_wait_s)
+        sealed = await self._ledger.seal(key)
+        request = pb.FinalizeRolloutRequest(
+            group_id=group_id,
+            rollout_id=rollout.rollout_id,
+            slot=slot,
+            capture_key=key,
+            epoch=sealed.epoch,
+            revision=sealed.revision,
+            reward=outcome.reward,
+            declared_response_id=outcome.declared_response_id,
+            scored_response=outcome.scored_response,
+        )
+        return await self._finalizer.finalize_rollout(request)
+
+    async def publish(self, group_id: str, rollout_count: int) -> pb.FinalizeGroupResponse:
+        """Publish a group whose rollouts are all finished."""
+        return await self._finalizer.finalize_group(group_id, rollout_count)
+
+    async def abandon(
+        self, group_id: str, rollout_count: int, *, reason: str
+    ) -> pb.FinalizeGroupResponse:
+        """Drop a group that cannot be finished; its position says so."""
+        return await self._finalizer.finalize_group(group_id, rollout_count, abandon_reason=reason)
