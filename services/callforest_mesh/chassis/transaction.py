@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, cast
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
@@ -252,10 +252,14 @@ class WriteTxn(ReadTxn):
         """
         self._begin_change(size)
         self._batch.put_bytes += size
-        collector = self._batch.collectors.get(factory)
+        collector = self.collected(factory)
         if collector is None:
             collector = self._batch.collectors[factory] = factory()
-        return collector  # type: ignore[return-value]  # the factory is the key of its own product
+        return collector
+
+    def collected(self, factory: Callable[[], CollectorT]) -> CollectorT | None:
+        """Give the commit's collector of a kind if it was made; looking is no change."""
+        return cast("CollectorT | None", self._batch.collectors.get(factory))
 
     def _begin_change(self, size: int) -> None:
         if not self._wrote:

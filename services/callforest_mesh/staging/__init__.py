@@ -1,0 +1,1 @@
+"""The Staging service: the tokens of calls, durable until they were trained."""

@@ -1,0 +1,229 @@
+"""What Staging decides: whether a call is what it says, who won, where a prefix starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from callforest.capture.v1 import staged_call_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest.staging.v1 import staging_service_pb2 as pb
+from callforest_client.codec import coords_of, staged_call_from_proto
+from callforest_core.custody.call import StagedCall
+from callforest_core.custody.digests import (
+    DigestInputError,
+    chain_hash_encoded,
+    cumulative_hash_encoded,
+    digest_opening,
+)
+from callforest_core.custody.extras import extras_digest
+from callforest_core.custody.tokens import encode_floats, encode_ids
+from callforest_core.refusal import Refusal
+
+DURABLE_STORES: Final = frozenset({"lmdb"})
+CHAIN_CALLS_MAX: Final = 65_536
+"""Calls of one attempt, and so of one chain."""
+PREFIX_BYTES_MAX: Final = (64 << 20) - (4 << 20)
+"""Token bytes of one prefix; with its ids it must fit into one framed payload of 64 MiB."""
+_WORD_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CallLink:
+    """Where a staged call stands in its chain.
+
+    Attributes:
+        parent_call_id: the call that it continues, or None for a root.
+        prev_len: tokens inherited; the parent must end there.
+        delta_len: tokens added.
+    """
+
+    parent_call_id: str | None
+    prev_len: int
+    delta_len: int
+
+    @property
+    def cum_len(self) -> int:
+        """Tokens from the root to the end of the call."""
+        return self.prev_len + self.delta_len
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """The calls whose deltas a caller lacks.
+
+    Attributes:
+        held_call_id: the held call that they follow, or None when they start at a root.
+        call_ids: from the oldest to the queried call.
+    """
+
+    held_call_id: str | None
+    call_ids: tuple[str, ...]
+
+
+def check_store(store: str) -> None:
+    """Refuse a store that can lose or evict what it acknowledged.
+
+    Raises:
+        Refusal: VOLATILE_STORE.
+    """
+    if store not in DURABLE_STORES:
+        raise Refusal(
+            er.ERROR_REASON_VOLATILE_STORE,
+            f"staged calls must survive a power cut: configure one of {sorted(DURABLE_STORES)}",
+            store=store,
+        )
+
+
+def check_call(message: staged_call_pb2.StagedCall) -> None:
+    """Hold a well-formed call against its own digests.
+
+    A root's chain hash and cumulative hash are checked too; those of a continuation also cover
+    tokens that the call does not hold, and are checked when its path is joined.
+
+    Raises:
+        Refusal: DIGEST_MISMATCH names the field; INVALID_MESSAGE for a logprob that is not finite.
+    """
+    call = staged_call_from_proto(message)
+    if not np.isfinite(call.logprobs).all():
+        raise Refusal(
+            er.ERROR_REASON_INVALID_MESSAGE,
+            "a log-probability is not finite",
+            violations=[("canonical.logprobs", "must be finite")],
+            message_name=type(message).DESCRIPTOR.full_name,
+        )
+    if extras_digest(call.extras) != call.extras_digest:
+        raise _mismatch(call, "extras_digest")
+    encoded = encode_ids(call.token_ids)
+    if call.identity.parent_call_id is None:
+        if chain_hash_encoded(None, encoded) != call.chain_hash:
+            raise _mismatch(call, "chain_hash")
+        if cumulative_hash_encoded([encoded]) != call.cumulative_hash:
+            raise _mismatch(call, "cumulative_hash")
+    try:
+        opening = digest_opening(call.identity.capture_key)
+        digest = call.recompute_digest(opening, encoded, encode_floats(call.logprobs))
+    except DigestInputError as error:
+        raise _mismatch(call, "digest") from error
+    if digest != call.digest:
+        raise _mismatch(call, "digest")
+
+
+def receipt_of(
+    offered: staged_call_pb2.StagedCall, stored: staged_call_pb2.StagedCall | None
+) -> pb.StagedReceipt:
+    """Make the answer to a call that is durable now.
+
+    Args:
+        offered: the call that was to be stored.
+        stored: the call that was stored under its id before, or None.
+    """
+    if stored is None or _is_same(offered, stored):
+        return pb.StagedReceipt(coords=coords_of(offered))
+    return pb.StagedReceipt(
+        coords=coords_of(stored),
+        winner=pb.StagedWinner(
+            served_response=stored.served_response, completion=stored.completion
+        ),
+    )
+
+
+def plan_prefix(
+    find: Callable[[str], CallLink | None], query: pb.PrefixQuery, held: Collection[str]
+) -> PrefixPlan:
+    """Walk from a call to the first held one, or to its root.
+
+    Args:
+        find: gives the link of a call, or None when it is not staged.
+        query: names the last call.
+        held: calls whose whole sequences the caller has. A held call that is no longer staged is
+            the caller's to vouch for.
+
+    Raises:
+        Refusal: CALL_NOT_FOUND for the last call, PREFIX_BROKEN for its ancestors,
+            MESSAGE_TOO_LARGE when the tokens exceed what one payload may hold.
+    """
+    link = find(query.call_id)
+    if link is None:
+        raise call_not_found(query.capture_key, query.call_id)
+    lacking: list[str] = []
+    call_id: str | None = query.call_id
+    size = 0
+    while call_id is not None and call_id not in held:
+        lacking.append(call_id)
+        size += link.delta_len * _WORD_BYTES
+        if len(lacking) > CHAIN_CALLS_MAX:
+            raise _broken(query, f"the chain is longer than {CHAIN_CALLS_MAX} calls", call_id)
+        start, call_id = link.prev_len, link.parent_call_id
+        if (call_id is None) != (start == 0):
+            raise _broken(query, "exactly a root starts at token 0", call_id)
+        if call_id is None:
+            break
+        parent = find(call_id)
+        if parent is None:
+            if call_id in held:
+                break
+            raise _broken(query, "an ancestor is not staged", call_id)
+        if parent.cum_len != start:
+            raise _broken(query, f"an ancestor does not end at token {start}", call_id)
+        link = parent
+    if size > PREFIX_BYTES_MAX:
+        raise Refusal(
+            er.ERROR_REASON_MESSAGE_TOO_LARGE,
+            "the prefix is larger than one payload; fetch its calls",
+            size_bytes=size,
+            limit_bytes=PREFIX_BYTES_MAX,
+            use_method="Fetch",
+        )
+    return PrefixPlan(call_id, tuple(reversed(lacking)))
+
+
+def call_not_found(capture_key: str, call_id: str) -> Refusal:
+    """Make the refusal of a call that is not staged."""
+    return Refusal(
+        er.ERROR_REASON_CALL_NOT_FOUND,
+        "no such call is staged",
+        capture_key=capture_key,
+        call_id=call_id,
+    )
+
+
+def partition_dropped(capture_key: str, call_id: str) -> Refusal:
+    """Make the refusal of a call that comes after its attempt was torn down."""
+    return Refusal(
+        er.ERROR_REASON_PARTITION_DROPPED,
+        "the attempt's staged calls were torn down; nothing more is stored",
+        capture_key=capture_key,
+        call_id=call_id,
+    )
+
+
+def _is_same(offered: staged_call_pb2.StagedCall, stored: staged_call_pb2.StagedCall) -> bool:
+    return (
+        offered.digest == stored.digest
+        and offered.served_response == stored.served_response
+        and offered.completion == stored.completion
+    )
+
+
+def _mismatch(call: StagedCall, field: str) -> Refusal:
+    return Refusal(
+        er.ERROR_REASON_DIGEST_MISMATCH,
+        f"the call's {field} is not that of its contents",
+        capture_key=call.identity.capture_key,
+        call_id=call.identity.call_id,
+        field=field,
+    )
+
+
+def _broken(query: pb.PrefixQuery, detail: str, missing_call_id: str | None) -> Refusal:
+    return Refusal(
+        er.ERROR_REASON_PREFIX_BROKEN,
+        f"the call cannot be continued exactly: {detail}",
+        capture_key=query.capture_key,
+        call_id=query.call_id,
+        missing_call_id=missing_call_id,
+    )
