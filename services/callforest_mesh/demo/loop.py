@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import openai
 
@@ -45,7 +45,7 @@ class LoopOptions:
     groups_per_step: int = 4
     rollouts_per_group: int = 8
     attempts: int = 3
-    game: GameOptions = GameOptions()
+    game: GameOptions = field(default_factory=GameOptions)
     step_timeout_s: float = 120.0
 
 
