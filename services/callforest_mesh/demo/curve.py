@@ -53,7 +53,7 @@ def draw_curve(values: Sequence[float], *, title: str, axis: str) -> str:
             f'<circle cx="{x_of(index):.1f}" cy="{y_of(value):.1f}" r="4" fill="#2c7a4b">'
             f"<title>step {index + 1}: {value:.4f}</title></circle>"
             f'<text x="{x_of(index):.1f}" y="{_HEIGHT - 22}" text-anchor="middle"'
-            ff' {_FAINT}>{index + 1}</text>'
+            f" {_FAINT}>{index + 1}</text>"
         )
     parts.append(
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle" fill="#5b6b60">'
