@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import grpc.aio
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.server import end_process
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.ledger import Ledger
@@ -76,7 +75,7 @@ class LedgerService:
     ) -> None:
         self._options = options
         self._drain = drain
-        self._on_fatal = on_fatal or _end_process
+        self._on_fatal = on_fatal or end_process(self.name)
         self._watch = SettlementWatch(self.name, waits_max=options.waits_max)
         self._store = LmdbLedgerStore(self._open_store)
         self._ledger = Ledger(self._store, self._watch, cached_calls_max=options.cached_calls_max)
@@ -105,8 +104,7 @@ class LedgerService:
         self._watch.end()
         if self._ending is not None:
             self._ending.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ending
+            await asyncio.wait({self._ending})
         await self._store.close()
         await self._ledger.stop()
 
@@ -124,8 +122,3 @@ class LedgerService:
         """Send those who wait for settlement away once the service drains."""
         await self._drain.wait()
         self._watch.end()
-
-
-def _end_process(_error: Exception) -> None:
-    """End the process: after a failed commit nothing of its environment can be trusted."""
-    os._exit(os.EX_SOFTWARE)

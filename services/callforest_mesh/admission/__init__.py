@@ -1,0 +1,1 @@
+"""Where attempts begin and calls are judged; keeps no state."""

@@ -1,0 +1,96 @@
+"""AdmissionService: request -> ledger -> response, for whichever tenant each item names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeAlias, TypeVar, cast
+
+import grpc.aio
+
+from callforest.admission.v1 import admission_service_pb2 as pb
+from callforest.admission.v1 import admission_service_pb2_grpc as rpc
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, item_pb2
+from callforest_client.errors import CallforestError
+from callforest_client.ledger import LedgerClient
+from callforest_client.streams import ADMIT_CALLS
+from callforest_mesh.admission import core
+from callforest_mesh.chassis.item_server import Drain, ItemServer
+
+T = TypeVar("T")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_Unary: TypeAlias = grpc.aio.ServicerContext[_Request, Awaitable[_Response]]
+_Items: TypeAlias = grpc.aio.ServicerContext[AsyncIterator[_Request], AsyncIterator[_Response]]
+
+
+class AdmissionServicer(rpc.AdmissionServiceServicer):
+    """Serves admission before one ledger.
+
+    Args:
+        ledger: decides and remembers.
+        drain: when begun, item streams end.
+    """
+
+    def __init__(self, ledger: LedgerClient, drain: Drain) -> None:
+        self._ledger = ledger
+        self._calls = ItemServer(ADMIT_CALLS, self._admit, service="admission", drain=drain)
+
+    async def OpenAttempt(
+        self,
+        request: pb.OpenAttemptRequest,
+        context: _Unary[pb.OpenAttemptRequest, pb.OpenAttemptResponse],
+    ) -> pb.OpenAttemptResponse:
+        """Open the next attempt of a rollout."""
+        ledger = self._ledger.for_tenant(request.tenant)
+        opening = ledger.open_attempt(request.rollout_id, request_id=request.request_id)
+        return pb.OpenAttemptResponse(attempt=await _in_time(opening, context.time_remaining()))
+
+    async def AdmitCalls(
+        self,
+        request_iterator: AsyncIterator[pb.AdmitCallsRequest],
+        context: _Items[pb.AdmitCallsRequest, pb.AdmitCallsResponse],
+    ) -> AsyncIterator[pb.AdmitCallsResponse]:
+        """Judge calls before inference."""
+        async for response in self._calls.serve(request_iterator):
+            yield cast("pb.AdmitCallsResponse", response)
+
+    async def CloseAttempt(
+        self,
+        request: pb.CloseAttemptRequest,
+        context: _Unary[pb.CloseAttemptRequest, pb.CloseAttemptResponse],
+    ) -> pb.CloseAttemptResponse:
+        """End new calls of an attempt."""
+        closing = self._ledger.for_tenant(request.tenant).close_admissions(request.capture_key)
+        return pb.CloseAttemptResponse(attempt=await _in_time(closing, context.time_remaining()))
+
+    async def _admit(
+        self, context: item_pb2.ItemContext, intent: attempt_pb2.CallIntent
+    ) -> capture_admission_pb2.Verdict:
+        left_s = context.timeout_ms / 1000
+        judging = self._ledger.for_tenant(context.tenant).record_intent(
+            intent, timeout_s=core.ledger_time_s(left_s), traceparent=context.traceparent
+        )
+        return await _in_time(judging, None)
+
+
+async def _in_time(asked: Awaitable[T], left_s: float | None) -> T:
+    """Await the ledger's answer.
+
+    Args:
+        asked: the call, with a deadline of its own.
+        left_s: how long the caller still waits, None when it is the call's own deadline.
+
+    Raises:
+        Refusal: PEER_UNAVAILABLE.
+        CallforestError: the ledger's own answer.
+    """
+    try:
+        async with asyncio.timeout(None if left_s is None else core.ledger_time_s(left_s)):
+            return await asked
+    except TimeoutError:
+        raise core.ledger_absent() from None
+    except CallforestError as error:
+        if core.is_absence(error.reason):
+            raise core.ledger_absent() from error
+        raise
