@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from callforest_client.channel import SERVER_OPTIONS
 from callforest_mesh.chassis.call_limits import CallCounter, CallLimits
+from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.interceptors import EdgeInterceptor
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.local_channel import LocalChannel, LocalRegistry
@@ -30,9 +32,6 @@ from callforest_mesh.chassis.service import MeshService
 _LOG = logging.getLogger("callforest")
 _LAST_WORDS_S = 1.0
 """How long answers that are written may take to leave, and cancelled handlers to end."""
-
-EXIT_FATAL = 70
-"""Exit status of a process whose store can be trusted no more."""
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -183,13 +182,21 @@ class MeshServer:
         return True
 
 
-def run(factory: Factory, address: str, options: ServerOptions | None = None) -> int:
+def run(
+    factory: Factory,
+    address: str,
+    options: ServerOptions | None = None,
+    *,
+    supervised: bool = False,
+) -> int:
     """Run one service as this process until SIGTERM or SIGINT; give the exit status.
 
     Args:
         factory: builds the service.
         address: where it listens.
         options: limits and grace.
+        supervised: the end of standard input ends the process like SIGTERM, so that it does not
+            outlive its supervisor.
 
     Returns:
         0 after an orderly end. A second signal ends the process at once with 128 and its number.
@@ -197,12 +204,16 @@ def run(factory: Factory, address: str, options: ServerOptions | None = None) ->
     Raises:
         ServerStartError: the address is taken or cannot be used.
     """
-    return asyncio.run(_run(factory, address, options))
+    return asyncio.run(_run(factory, address, options, supervised=supervised))
 
 
-async def _run(factory: Factory, address: str, options: ServerOptions | None) -> int:
+async def _run(
+    factory: Factory, address: str, options: ServerOptions | None, *, supervised: bool
+) -> int:
     asked = asyncio.Event()
     end_on_signals(asked)
+    if supervised:
+        _end_on_stdin(asked)
     async with AsyncExitStack() as closers:
         drain = Drain()
         server = MeshServer(factory(drain, closers), address, drain, options)
@@ -223,15 +234,11 @@ async def _run(factory: Factory, address: str, options: ServerOptions | None) ->
 
 
 def end_process(name: str) -> Callable[[Exception], None]:
-    """Give what a service calls when it can be trusted no more: the process ends with 70.
-
-    Nothing is flushed and nothing else is asked: what was not acknowledged is not durable.
-    """
+    """Give what a service calls when it can be trusted no more: the process ends at once."""
 
     def on_fatal(error: Exception) -> None:
         _LOG.critical("%s cannot go on; the process ends", name, exc_info=error)
-        logging.shutdown()
-        os._exit(EXIT_FATAL)
+        exit_process(error)
 
     return on_fatal
 
@@ -249,6 +256,19 @@ def end_on_signals(asked: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+
+
+def _end_on_stdin(asked: asyncio.Event) -> None:
+    """Set the event when standard input ends: its other end is the supervisor's."""
+    loop = asyncio.get_running_loop()
+
+    def on_readable() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            _LOG.info("the supervisor is gone: ending")
+            asked.set()
+
+    loop.add_reader(sys.stdin.fileno(), on_readable)
 
 
 def _refuse_taken_socket(path: str) -> None:

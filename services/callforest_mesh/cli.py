@@ -1,0 +1,252 @@
+"""`callforest`: runs the mesh, looks into it, and proves it.
+
+Exit statuses: 0 done; 1 the answer is no (a check failed, nothing was found, a service was given
+up); 2 the command line or the configuration is wrong; 3 a service does not answer. A second
+SIGTERM ends a running mesh at once, with 143.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from callforest_mesh.chassis.configuration import MeshConfiguration
+
+DONE: Final = 0
+NO: Final = 1
+WRONG: Final = 2
+AWAY: Final = 3
+_INTERRUPTED: Final = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; give the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["demo"]:
+        from callforest_mesh.demo.command import run
+
+        return run(given[1:])
+    parsed = _parser().parse_args(given)
+    command: Callable[[argparse.Namespace], int] = parsed.command
+    try:
+        return command(parsed)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="callforest",
+        description="Exact-token capture and training for agentic rollouts.",
+        epilog=(__doc__ or "").partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    shared = _configuration_flags()
+
+    up = commands.add_parser("up", parents=[shared], help="run all services")
+    up.add_argument(
+        "--processes", action="store_true", help="each service in a process of its own, kept alive"
+    )
+    up.set_defaults(command=_up)
+
+    serve = commands.add_parser("serve", parents=[shared], help="run one service")
+    serve.add_argument("name", metavar="NAME", help="its short name, for instance ledger")
+    serve.add_argument("--supervised", action="store_true", help="end when standard input does")
+    serve.set_defaults(command=_serve)
+
+    doctor = commands.add_parser("doctor", parents=[shared], help="check the installation")
+    doctor.set_defaults(command=_doctor)
+
+    show = commands.add_parser("show", parents=[shared], help="show a rollout or an attempt")
+    show.add_argument("name", metavar="ROLLOUT|CAPTURE_KEY")
+    show.add_argument("--svg", type=Path, metavar="FILE", help="draw the call graph")
+    show.set_defaults(command=_show)
+
+    verify = commands.add_parser(
+        "verify", parents=[shared], help="verify what an attempt has staged so far"
+    )
+    verify.add_argument("capture_key", metavar="CAPTURE_KEY")
+    verify.set_defaults(command=_verify)
+
+    _add_conformance(commands)
+    commands.add_parser("demo", help="one real loop, from harness to optimizer step")
+    return parser
+
+
+def _configuration_flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument(
+        "--config", type=Path, metavar="FILE", help="the configuration, by default callforest.yaml"
+    )
+    flags.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="KEY=VALUE",
+        help="set one key, for instance gateway.port=8080; may be repeated",
+    )
+    return flags
+
+
+def _add_conformance(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> None:
+    conformance = commands.add_parser("conformance", help="prove an implementation with cases")
+    modes = conformance.add_subparsers(required=True, metavar="MODE")
+    check = modes.add_parser("check", help="answer the cases of a file and compare")
+    check.add_argument("suite", metavar="SUITE")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(command=_conformance_check)
+    evaluate = modes.add_parser("eval", help="answer cases from a file or standard input")
+    evaluate.add_argument("suite", metavar="SUITE")
+    evaluate.add_argument("file", type=Path, metavar="FILE", nargs="?")
+    evaluate.set_defaults(command=_conformance_evaluate)
+
+
+def _up(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        if not parsed.processes:
+            from callforest_mesh import assembly
+
+            return assembly.up(configuration)
+        from callforest_mesh.mesh_options import check_all
+        from callforest_mesh.supervisor import SupervisionError, supervise
+
+        check_all(configuration)
+        try:
+            return supervise(configuration, _configuration_arguments(parsed))
+        except SupervisionError as error:
+            return _complain(str(error), NO)
+
+    return _with_configuration(parsed, run, log_as="mesh")
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    from callforest_mesh.chassis.configuration import SERVICES
+    from callforest_mesh.chassis.configuration_section import unknown_key
+
+    if parsed.name not in SERVICES:
+        return _complain(str(unknown_key(parsed.name, SERVICES, "service")), WRONG)
+
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh import assembly
+
+        return assembly.serve(parsed.name, configuration, supervised=parsed.supervised)
+
+    return _with_configuration(parsed, run, log_as=parsed.name)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.doctor import examine
+
+        healthy = True
+        for finding in examine(configuration):
+            healthy &= finding.ok
+            mark = "ok" if finding.ok else "NO"
+            _print(f"{mark:<3} {finding.subject:<22} {finding.text}")
+        return DONE if healthy else NO
+
+    return _with_configuration(parsed, run)
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.inspection import show
+
+        lines, status = asyncio.run(show(configuration, parsed.name, parsed.svg))
+        _print("\n".join(lines))
+        return status
+
+    return _with_configuration(parsed, run)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.inspection import verify
+
+        lines, status = asyncio.run(verify(configuration, parsed.capture_key))
+        _print("\n".join(lines))
+        return status
+
+    return _with_configuration(parsed, run)
+
+
+def _conformance_check(parsed: argparse.Namespace) -> int:
+    from callforest_mesh.conformance.command import check
+
+    try:
+        return check(parsed.suite, parsed.file)
+    except OSError as error:
+        return _complain(f"{parsed.file}: {error.strerror}", WRONG)
+
+
+def _conformance_evaluate(parsed: argparse.Namespace) -> int:
+    from callforest_mesh.conformance.command import evaluate
+
+    if parsed.file is None:
+        return evaluate(parsed.suite, sys.stdin, sys.stdout)
+    try:
+        with parsed.file.open(encoding="utf-8") as cases:
+            return evaluate(parsed.suite, cases, sys.stdout)
+    except OSError as error:
+        return _complain(f"{parsed.file}: {error.strerror}", WRONG)
+
+
+def _with_configuration(
+    parsed: argparse.Namespace,
+    run: Callable[[MeshConfiguration], int],
+    *,
+    log_as: str = "",
+) -> int:
+    """Read the configuration, set up the log, run, and turn what fails into a status."""
+    import logging
+
+    from callforest_client.errors import CallforestError, UnavailableError
+    from callforest_mesh.call_graph import TooManyCallsError
+    from callforest_mesh.chassis.configuration import load
+    from callforest_mesh.chassis.configuration_section import ConfigurationError
+    from callforest_mesh.chassis.log_lines import write_log
+    from callforest_mesh.chassis.server import ServerStartError
+
+    try:
+        configuration = load(parsed.config, settings=parsed.settings)
+        level = logging.getLevelNamesMapping()[configuration.log.level.upper()]
+        write_log(log_as or "callforest", style=configuration.log.format, level=level)
+        return run(configuration)
+    except ConfigurationError as error:
+        return _complain(f"the configuration is wrong: {error}", WRONG)
+    except ServerStartError as error:
+        return _complain(str(error), NO)
+    except UnavailableError as error:
+        return _complain(f"{error}; is the mesh up?", AWAY)
+    except (CallforestError, TooManyCallsError) as error:
+        return _complain(str(error), NO)
+
+
+def _configuration_arguments(parsed: argparse.Namespace) -> list[str]:
+    """Repeat what the command line said of the configuration, for children."""
+    arguments = [] if parsed.config is None else ["--config", str(parsed.config)]
+    for setting in parsed.settings:
+        arguments += ["--set", setting]
+    return arguments
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _complain(text: str, status: int) -> int:
+    sys.stderr.write(f"callforest: {text}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

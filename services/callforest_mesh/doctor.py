@@ -1,0 +1,173 @@
+"""`callforest doctor`: is everything here that a mesh needs, and if not, what to do."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from callforest_mesh.chassis.configuration import MeshConfiguration
+from callforest_mesh.chassis.configuration_section import ConfigurationError
+
+_DISTRIBUTIONS: Final = ("grpcio", "protobuf", "protovalidate", "lmdb", "aiohttp", "numpy")
+_LOCAL_ONLY: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "lustre", "afs"}
+_SPACE_LEAST: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        ok: whether the mesh can run with it.
+        subject: what was looked at.
+        text: what was found and, if it is not ok, what to do.
+    """
+
+    ok: bool
+    subject: str
+    text: str
+
+
+def examine(configuration: MeshConfiguration) -> Iterator[Finding]:
+    """Check the installation against a configuration, one finding after the other."""
+    yield from _versions()
+    yield _options(configuration)
+    yield _state_directory(configuration.state_dir)
+    yield from _file_system(configuration.state_dir)
+    yield from _addresses(configuration)
+    if "worker" in configuration.services:
+        yield _engine(configuration)
+    if "trainer" in configuration.services:
+        yield _importable("trainer", ("torch", "megatron.core"), "install callforest[trainer]")
+
+
+def _versions() -> Iterator[Finding]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    ok = sys.version_info >= (3, 11)
+    yield Finding(ok, "python", version if ok else f"{version}: 3.11 or later is needed")
+    for name in _DISTRIBUTIONS:
+        try:
+            yield Finding(True, name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding(False, name, "is missing: install callforest[mesh]")
+
+
+def _options(configuration: MeshConfiguration) -> Finding:
+    from callforest_mesh.mesh_options import check_all
+
+    try:
+        check_all(configuration)
+    except ConfigurationError as error:
+        return Finding(False, "configuration", str(error))
+    return Finding(True, "configuration", f"services {', '.join(configuration.services)}")
+
+
+def _state_directory(path: Path) -> Finding:
+    """Write and sync a file where the stores will be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor-") as file:
+            file.write(b"callforest")
+            file.flush()
+            os.fsync(file.fileno())
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        return Finding(
+            False, "state_dir", f"{path}: {error.strerror}; set state_dir to a writable directory"
+        )
+    return Finding(True, "state_dir", f"{path} is writable, and fsync works")
+
+
+def _file_system(path: Path) -> Iterator[Finding]:
+    try:
+        space = os.statvfs(path)
+    except OSError:
+        return  # said already
+    kind = _kind_of(path)
+    if kind in _LOCAL_ONLY:
+        text = f"{path} is on {kind}: the stores need a local file system; move state_dir"
+        yield Finding(False, "file system", text)
+    elif kind in ("tmpfs", "ramfs"):
+        text = f"{path} is on {kind}: nothing there survives a restart; move state_dir"
+        yield Finding(False, "file system", text)
+    else:
+        yield Finding(True, "file system", kind or "unknown")
+    free = space.f_bavail * space.f_frsize
+    enough = free >= _SPACE_LEAST
+    text = f"{free >> 20} MiB are free{'' if enough else ': at least 1 GiB is needed'}"
+    yield Finding(enough, "space", text)
+
+
+def _kind_of(path: Path) -> str:
+    """Name the file system of a path, "" when it cannot be told."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    resolved = f"{path.resolve()}/"
+    for line in mounts:
+        _, point, found, *_ = line.split(" ")
+        if resolved.startswith(point.rstrip("/") + "/") and len(point) >= len(best):
+            best, kind = point, found
+    return kind
+
+
+def _addresses(configuration: MeshConfiguration) -> Iterator[Finding]:
+    for name in configuration.services:
+        address = configuration.addresses.of(name)
+        yield _free(f"address of {name}", address)
+
+
+def _free(subject: str, address: str) -> Finding:
+    """Try to listen at an address, and leave it at once."""
+    taken = f"{address} is taken: stop what listens there, or set another in addresses"
+    if address.startswith("unix:"):
+        path = Path(address.removeprefix("unix:"))
+        if not path.parent.is_dir():
+            return Finding(False, subject, f"{path.parent} is not there: make the directory")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                return Finding(False, subject, taken)
+        return Finding(True, subject, f"{address} is free")
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[0][4])
+    except OSError as error:
+        return Finding(False, subject, f"{taken} ({error.strerror})")
+    return Finding(True, subject, f"{address} is free")
+
+
+def _engine(configuration: MeshConfiguration) -> Finding:
+    if configuration.worker.get("engine", "vllm") == "scripted":
+        return Finding(True, "engine", "scripted: answers are made up, for tests and demos")
+    return _importable("engine", ("vllm",), "install callforest[gpu], or `make install` on a CPU")
+
+
+def _importable(subject: str, modules: tuple[str, ...], remedy: str) -> Finding:
+    """Say whether modules can be found; they are not run, which takes long."""
+    find: Callable[[str], object] = importlib.util.find_spec
+    for name in modules:
+        try:
+            found = find(name) is not None
+        except ImportError:
+            found = False
+        if not found:
+            return Finding(False, subject, f"{name} cannot be imported: {remedy}")
+    return Finding(True, subject, f"{', '.join(modules)} can be imported")

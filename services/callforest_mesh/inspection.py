@@ -1,0 +1,116 @@
+"""`callforest show` and `callforest verify`: look at rollouts of a running mesh, change nothing."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from callforest.capture.v1 import receipt_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_client.codec import call_record_from_proto, staged_call_from_proto
+from callforest_client.errors import CallforestError
+from callforest_client.ledger import LedgerClient, Manifest
+from callforest_core.custody.call import Receipt
+from callforest_core.custody.verification import VerificationError, verify_paths
+from callforest_mesh.assembly import Clients, addressed
+from callforest_mesh.attempt_report import report
+from callforest_mesh.call_graph import draw
+from callforest_mesh.chassis.configuration import MeshConfiguration
+
+_ATTEMPT_SUFFIX = re.compile(r"-a[1-9][0-9]*$")
+_ATTEMPTS_MOST = 1000
+
+
+async def show(
+    configuration: MeshConfiguration, name: str, svg: Path | None = None
+) -> tuple[list[str], int]:
+    """Describe an attempt, or every attempt of a rollout.
+
+    Args:
+        configuration: says where the services are, and the tenant.
+        name: a rollout's id or an attempt's capture key.
+        svg: where to draw the last attempt shown, or None.
+
+    Returns:
+        The lines to print, and the exit status: 1 when there is no such attempt.
+
+    Raises:
+        CallforestError: a service does not answer.
+        TooManyCallsError: the picture would have too many calls.
+    """
+    async with AsyncExitStack() as closers:
+        clients = Clients(configuration, addressed(configuration), closers)
+        manifests = await _manifests(clients.ledger(), name)
+        if not manifests:
+            return [f"no attempt of {name!r}"], 1
+        receipt = await _receipt(clients, _ATTEMPT_SUFFIX.sub("", name))
+    lines = [line for manifest in manifests for line in report(manifest, receipt)]
+    if svg is not None:
+        svg.write_text(draw(manifests[-1], receipt), "utf-8")
+        lines.append(f"drew {svg}")
+    return lines, 0
+
+
+async def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[list[str], int]:
+    """Verify what an attempt has staged so far against its ledger, on every path.
+
+    Args:
+        configuration: says where the services are, and the tenant.
+        capture_key: the attempt, running or sealed.
+
+    Returns:
+        The lines to print, and the exit status: 0 when all is intact and nothing failed, else 1.
+
+    Raises:
+        CallforestError: a service does not answer.
+    """
+    async with AsyncExitStack() as closers:
+        clients = Clients(configuration, addressed(configuration), closers)
+        manifest = await clients.ledger().manifest(capture_key)
+        call_ids = [record.coords.call_id for record in manifest.records]
+        staged = await clients.staging().fetch(capture_key, call_ids)
+    lines = [f"poisoned: {one.call_id} {one.reason}" for one in manifest.failures]
+    lines += [f"pending: {call_id}" for call_id in manifest.attempt.pending_call_ids]
+    if not call_ids:
+        return [*lines, "nothing was committed"], 1
+    records = tuple(call_record_from_proto(record) for record in manifest.records)
+    parents = {record.parent_call_id for record in records}
+    endpoints = [record.call_id for record in records if record.call_id not in parents]
+    try:
+        rows = verify_paths(
+            Receipt(capture_key, records, None),
+            [staged_call_from_proto(call) for call in staged],
+            endpoints,
+        )
+    except VerificationError as error:
+        return [*lines, f"broken: {error}"], 1
+    longest = max(len(row.token_ids) for row in rows)
+    lines.append(
+        f"intact: {len(records)} calls on {len(rows)} paths, the longest of {longest} tokens"
+    )
+    return lines, 1 if manifest.failures else 0
+
+
+async def _manifests(ledger: LedgerClient, name: str) -> list[Manifest]:
+    """Read the attempt of that name and, if it is a rollout's first, those after it."""
+    found: list[Manifest] = []
+    for number in range(_ATTEMPTS_MOST):
+        try:
+            found.append(await ledger.manifest(f"{name}-a{number}" if number else name))
+        except CallforestError as error:
+            if error.reason != er.ERROR_REASON_ATTEMPT_NOT_FOUND:
+                raise
+            break
+        if _ATTEMPT_SUFFIX.search(name):
+            break
+    return found
+
+
+async def _receipt(clients: Clients, rollout_id: str) -> receipt_pb2.Receipt | None:
+    try:
+        return await clients.finalizer().receipt(rollout_id)
+    except CallforestError as error:
+        if error.reason != er.ERROR_REASON_RECEIPT_NOT_FOUND:
+            raise
+        return None

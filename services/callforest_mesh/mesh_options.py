@@ -1,0 +1,187 @@
+"""The options of each service, read from its section of the configuration.
+
+A section has the keys of the service's own options. What follows from the mesh as a whole (paths in
+the state directory, the tenant, the control token) is filled in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from callforest_mesh.chassis.configuration import (
+    CONTROL_TOKEN_VARIABLE,
+    SERVICES,
+    MeshConfiguration,
+)
+from callforest_mesh.chassis.configuration_section import (
+    ConfigurationError,
+    Value,
+    read_section,
+)
+
+if TYPE_CHECKING:
+    from callforest_mesh.admission.service import AdmissionOptions
+    from callforest_mesh.finalizer.service import FinalizerOptions
+    from callforest_mesh.gateway.options import GatewayOptions
+    from callforest_mesh.ledger.service import LedgerOptions
+    from callforest_mesh.staging.service import StagingOptions
+    from callforest_mesh.trainer.options import TrainerOptions
+    from callforest_mesh.worker.engine import Engine
+    from callforest_mesh.worker.options import WorkerOptions
+
+GATEWAY_PORT: Final = 7430
+_ENGINE_KEYS: Final = ("engine", "vllm", "vllm_limits", "scripted")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine the worker hosts.
+
+    Attributes:
+        engine: "vllm", or "scripted" for tests and demonstrations.
+        vllm: the options of vLLM; `model` is required with it.
+        vllm_limits: its deadlines and repeats.
+        scripted: the options of the script.
+    """
+
+    engine: Literal["vllm", "scripted"] = "vllm"
+    vllm: Mapping[str, object] = field(default_factory=dict)
+    vllm_limits: Mapping[str, object] = field(default_factory=dict)
+    scripted: Mapping[str, object] = field(default_factory=dict)
+
+
+def check_all(configuration: MeshConfiguration) -> None:
+    """Read the options of every service that runs.
+
+    Raises:
+        ConfigurationError: one is wrong; the message names the key.
+    """
+    for name in SERVICES:
+        if name in configuration.services:
+            _CHECKS[name](configuration)
+
+
+def staging_options(configuration: MeshConfiguration) -> StagingOptions:
+    """Read the options of Staging."""
+    from callforest_mesh.staging.service import StagingOptions
+
+    path = {"path": configuration.state_dir / "staging"}
+    return read_section(StagingOptions, configuration.staging, where="staging", defaults=path)
+
+
+def ledger_options(configuration: MeshConfiguration) -> LedgerOptions:
+    """Read the options of the Ledger."""
+    from callforest_mesh.ledger.service import LedgerOptions
+
+    path = {"path": configuration.state_dir / "ledger"}
+    return read_section(LedgerOptions, configuration.ledger, where="ledger", defaults=path)
+
+
+def admission_options(configuration: MeshConfiguration) -> AdmissionOptions:
+    """Read the options of Admission."""
+    from callforest_mesh.admission.service import AdmissionOptions
+
+    return read_section(AdmissionOptions, configuration.admission, where="admission")
+
+
+def finalizer_options(configuration: MeshConfiguration) -> FinalizerOptions:
+    """Read the options of the Finalizer."""
+    from callforest_mesh.finalizer.service import FinalizerOptions
+
+    defaults = {
+        "path": configuration.state_dir / "finalizer",
+        "cleanup_tenants": (configuration.tenant,),
+    }
+    return read_section(
+        FinalizerOptions, configuration.finalizer, where="finalizer", defaults=defaults
+    )
+
+
+def worker_options(configuration: MeshConfiguration) -> WorkerOptions:
+    """Read the worker's own options, the engine's apart."""
+    from callforest_mesh.worker.options import WorkerOptions
+
+    own = {key: one for key, one in configuration.worker.items() if key not in _ENGINE_KEYS}
+    path = {"state_path": configuration.state_dir / "worker"}
+    return read_section(WorkerOptions, own, where="worker", defaults=path)
+
+
+def gateway_options(configuration: MeshConfiguration) -> GatewayOptions:
+    """Read the options of the gateway; the control token comes from the environment alone."""
+    from callforest_mesh.gateway.options import GatewayOptions
+
+    if "control_token" in configuration.gateway:
+        raise ConfigurationError(
+            "gateway.control_token",
+            f"belongs into the environment variable {CONTROL_TOKEN_VARIABLE}, nowhere else",
+        )
+    defaults = {
+        "port": GATEWAY_PORT,
+        "tenant": configuration.tenant,
+        "grace_s": configuration.server.grace_s,
+        "control_token": os.environ.get(CONTROL_TOKEN_VARIABLE, ""),
+    }
+    return read_section(GatewayOptions, configuration.gateway, where="gateway", defaults=defaults)
+
+
+def trainer_options(configuration: MeshConfiguration) -> TrainerOptions:
+    """Read the options of the Trainer; the model is the engine's unless another is named."""
+    from pathlib import Path
+
+    from callforest_mesh.trainer.options import TrainerOptions
+
+    defaults: dict[str, object] = {"path": configuration.state_dir / "trainer"}
+    vllm = configuration.worker.get("vllm")
+    model = vllm.get("model") if isinstance(vllm, dict) else None
+    if isinstance(model, str):
+        defaults["model_path"] = Path(model).absolute()
+    return read_section(TrainerOptions, configuration.trainer, where="trainer", defaults=defaults)
+
+
+def build_engine(configuration: MeshConfiguration) -> Engine:
+    """Build the worker's engine, not started.
+
+    Raises:
+        ConfigurationError: an option of the engine is wrong.
+    """
+    section = {key: one for key, one in configuration.worker.items() if key in _ENGINE_KEYS}
+    choice = read_section(EngineChoice, section, where="worker")
+    if choice.engine == "scripted":
+        from callforest_mesh.worker.scripted import ScriptedEngine, ScriptedOptions
+
+        scripted = read_section(
+            ScriptedOptions, _section(section, "scripted"), where="worker.scripted"
+        )
+        return ScriptedEngine(scripted)
+    from callforest_mesh.worker.vllm.engine import VllmEngine
+    from callforest_mesh.worker.vllm.limits import VllmLimits
+    from callforest_mesh.worker.vllm.options import VllmOptions
+
+    options = read_section(VllmOptions, _section(section, "vllm"), where="worker.vllm")
+    limits = read_section(VllmLimits, _section(section, "vllm_limits"), where="worker.vllm_limits")
+    return VllmEngine(options, limits)
+
+
+def _check_worker(configuration: MeshConfiguration) -> None:
+    worker_options(configuration)
+    build_engine(configuration)
+
+
+def _section(values: Mapping[str, Value], key: str) -> Mapping[str, Value]:
+    section = values.get(key, {})
+    assert isinstance(section, dict), "read_section saw to it"
+    return section
+
+
+_CHECKS: Final[Mapping[str, Callable[[MeshConfiguration], object]]] = {
+    "staging": staging_options,
+    "ledger": ledger_options,
+    "admission": admission_options,
+    "worker": _check_worker,
+    "finalizer": finalizer_options,
+    "trainer": trainer_options,
+    "gateway": gateway_options,
+}
