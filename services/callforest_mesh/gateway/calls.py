@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from google.protobuf import timestamp_pb2
 
-from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
+from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_client.admission import AdmissionClient
@@ -49,6 +49,10 @@ _MARKED: Final = frozenset(
         er.ERROR_REASON_CALL_MISMATCH,
         er.ERROR_REASON_ATTEMPT_SEALED,
     }
+)
+# The ledger answered with a fault of its own: whether the row is durable is unknown.
+_UNKNOWN: Final = frozenset(
+    {er.ERROR_REASON_UNSPECIFIED, er.ERROR_REASON_INTERNAL, er.ERROR_REASON_STORE_CORRUPT}
 )
 
 
@@ -159,6 +163,16 @@ class Calls:
 
     async def _live(self, life: _Life) -> Served:
         verdict = await self._admit(life)
+        try:
+            return await self._answer(life, verdict)
+        except (HttpRefusal, AbandonedError):
+            raise
+        except Exception:
+            self._fail_later(life, detail="a fault of the gateway")
+            raise
+
+    async def _answer(self, life: _Life, verdict: capture_admission_pb2.Verdict) -> Served:
+        """Take an admitted call to its row; whatever the end, it has one."""
         if life.abandoned:
             await self._fail(life, REQUEST_FINISHED, detail="the harness went away")
             raise AbandonedError
@@ -263,19 +277,26 @@ class Calls:
             return
         record = core.record_of(coords, life.request, served, generated.completion, life.admit_time)
         try:
-            await self._durably(
-                lambda left_s: self._ledger.record(
-                    record, timeout_s=left_s, traceparent=life.traceparent
-                )
-            )
+            await self._append(life, record)
         except RefusedError as error:
             _LOG.warning("call %s/%s has no record: %s", life.capture_key, life.call_id, error)
+            if error.reason in _UNKNOWN:
+                raise unavailable("The ledger failed; nothing was served.") from error
             if error.reason not in _MARKED:
                 detail = f"{reason_name(error.reason)}: {error.message}"
                 await self._fail(life, INVALID_COORDINATES, detail=detail)
         except UnavailableError as error:
-            self._fail_later(life, detail="the record was not confirmed in time")
+            # The record may be durable. Only the same write may follow: a failure row would
+            # contradict it.
+            self._watch(asyncio.ensure_future(self._append(life, record)))
             raise unavailable("The ledger is away; nothing was served. Repeat.") from error
+
+    async def _append(self, life: _Life, record: call_record_pb2.CallRecord) -> None:
+        await self._durably(
+            lambda left_s: self._ledger.record(
+                record, timeout_s=left_s, traceparent=life.traceparent
+            )
+        )
 
     async def _fail(
         self, life: _Life, reason: str, *, worker_reason: str = "", detail: str = ""
@@ -328,7 +349,7 @@ class Calls:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # Whoever waits gets it; a life that was abandoned has only the log.
-            expected = isinstance(error, HttpRefusal | AbandonedError)
+            expected = isinstance(error, HttpRefusal | AbandonedError | CallforestError)
             _LOG.log(logging.DEBUG if expected else logging.ERROR, "a call ended with %r", error)
 
 

@@ -170,8 +170,8 @@ def weight_version_count(result: EngineResult) -> int:
 
 
 def shortened(detail: str) -> str:
-    """Cut a detail to what a failure row may hold."""
-    return detail[:_DETAIL_MAX]
+    """Cut a detail to what a failure row may hold; half a surrogate pair has no UTF-8 form."""
+    return detail[:_DETAIL_MAX].encode("utf-8", "replace").decode()
 
 
 def _extras(result: EngineResult) -> dict[str, ExtrasValue]:

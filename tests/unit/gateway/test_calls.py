@@ -1,0 +1,425 @@
+"""The life of a call at the edge, with the services behind it played by hand."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+
+from callforest.capture.v1 import (
+    attempt_pb2,
+    call_record_pb2,
+    capture_admission_pb2,
+    commit_coords_pb2,
+    completion_pb2,
+)
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest.ledger.v1 import ledger_service_pb2
+from callforest.worker.v1 import worker_service_pb2 as worker_pb
+from callforest_client.errors import CallforestError, RefusedError, UnavailableError
+from callforest_mesh.gateway import core
+from callforest_mesh.gateway.calls import Calls, Served
+from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.gateway.refusals import HttpRefusal
+
+ROOT = capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
+UNCAPTURED = capture_admission_pb2.Verdict(
+    uncaptured=capture_admission_pb2.Uncaptured(reason="unresolved_parent", detail="no_match")
+)
+RESPONSE = json.dumps(
+    {"id": "chatcmpl-c0", "choices": [{"message": {"role": "assistant", "content": "a"}}]}
+).encode()
+COMPLETION = completion_pb2.Completion(
+    status=completion_pb2.COMPLETION_STATUS_COMPLETED,
+    finish_reason="stop",
+    generation_token_count=3,
+    weight_version_count=1,
+)
+REQUEST = core.read_request(b'{"messages":[{"role":"user","content":"go"}]}')
+
+
+def coords(capture_key: str = "k", call_id: str = "c0") -> commit_coords_pb2.CommitCoords:
+    digests = {
+        name: bytes(32) for name in ("digest", "extras_digest", "chain_hash", "cumulative_hash")
+    }
+    return commit_coords_pb2.CommitCoords(
+        capture_key=capture_key, call_id=call_id, delta_token_count=7, **digests
+    )
+
+
+def staged(**changed: object) -> worker_pb.GeneratedCall:
+    fields = {"chat_response": RESPONSE, "completion": COMPLETION, "staged": coords()}
+    return worker_pb.GeneratedCall(**{**fields, **changed})
+
+
+def away() -> UnavailableError:
+    return UnavailableError(
+        grpc.StatusCode.UNAVAILABLE, "gone", reason=er.ERROR_REASON_PEER_UNAVAILABLE
+    )
+
+
+def refused(
+    reason: er.ErrorReason.ValueType, *, retry_after_ms: int | None = None
+) -> CallforestError:
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    return RefusedError(code, "no", reason=reason, retry_after_ms=retry_after_ms)
+
+
+@dataclass
+class Played:
+    """The services behind a gateway: each answer is a value, or an exception to raise."""
+
+    verdict: object = field(default_factory=lambda: ROOT)
+    generated: object = field(default_factory=staged)
+    record_answers: list[object] = field(default_factory=list)
+    failure_answers: list[object] = field(default_factory=list)
+    admitting: Callable[[], Awaitable[None]] | None = None
+    generating: Callable[[], Awaitable[None]] | None = None
+    intents: list[attempt_pb2.CallIntent] = field(default_factory=list)
+    calls: list[worker_pb.GenerateCall] = field(default_factory=list)
+    records: list[call_record_pb2.CallRecord] = field(default_factory=list)
+    failures: list[attempt_pb2.CallFailure] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+
+    async def admit(self, intent: attempt_pb2.CallIntent, **_sent: object) -> object:
+        self.order.append("intent")
+        self.intents.append(intent)
+        if self.admitting is not None:
+            await self.admitting()
+        return give(self.verdict)
+
+    async def generate(self, call: worker_pb.GenerateCall, **_sent: object) -> object:
+        self.order.append("generate")
+        self.calls.append(call)
+        if self.generating is not None:
+            await self.generating()
+        return give(self.generated)
+
+    async def record(self, record: call_record_pb2.CallRecord, **_sent: object) -> object:
+        self.order.append("record")
+        self.records.append(record)
+        return give(next_of(self.record_answers))
+
+    async def record_failure(self, failure: attempt_pb2.CallFailure, **_sent: object) -> object:
+        self.order.append("failure")
+        self.failures.append(failure)
+        return give(next_of(self.failure_answers))
+
+
+def give(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def next_of(answers: list[object]) -> object:
+    return answers.pop(0) if answers else ledger_service_pb2.CommittedEntry(revision=1)
+
+
+def calls_of(played: Played, **options: object) -> Calls:
+    ids = (f"c{number}" for number in range(100))
+    return Calls(
+        played,
+        played,
+        played,
+        GatewayOptions(**options),
+        new_id=lambda: next(ids),
+        now_ns=lambda: 1_700_000_000_123_456_789,
+    )
+
+
+async def serve(played: Played, **options: object) -> Served:
+    calls = calls_of(played, **options)
+    try:
+        return await calls.serve("k", REQUEST)
+    finally:
+        await calls.settle(5.0)
+
+
+@pytest.mark.requirement("CAP-4", "CAP-6")
+async def test_call_is_announced_generated_recorded_then_served() -> None:
+    played = Played()
+    served = await serve(played)
+    assert played.order == ["intent", "generate", "record"]
+    assert served.body == RESPONSE
+    (intent,), (call,), (record,) = played.intents, played.calls, played.records
+    assert intent.call_id == call.call_id == call.admission.call_id == served.call_id == "c0"
+    assert intent.body_digest == REQUEST.body_digest
+    assert call.chat_request == REQUEST.body
+    assert intent.admit_time == call.create_time == record.admit_time
+    assert intent.admit_time.ToNanoseconds() == 1_700_000_000_123_456_000
+    assert record.coords == coords()
+    assert record.completion == COMPLETION
+    assert record.response_id == "chatcmpl-c0"
+
+
+@pytest.mark.requirement("CAP-4")
+async def test_every_call_has_an_id_of_its_own() -> None:
+    played = Played(generated=staged(failed=worker_pb.CaptureFailure(reason="stage_failed")))
+    calls = calls_of(played)
+    served = await asyncio.gather(*(calls.serve("k", REQUEST) for _ in range(8)))
+    assert len({one.call_id for one in served}) == 8
+
+
+@pytest.mark.requirement("CAP-7")
+async def test_uncaptured_call_is_served_and_has_its_row_already() -> None:
+    played = Played(verdict=UNCAPTURED, generated=staged(staged=None))
+    assert (await serve(played)).body == RESPONSE
+    assert not played.calls[0].HasField("admission")
+    assert played.order == ["intent", "generate"]
+
+
+@pytest.mark.requirement("CAP-7", "LED-11")
+async def test_failed_capture_is_served_with_the_workers_reason() -> None:
+    failed = worker_pb.CaptureFailure(reason="stage_timeout", detail="10 s")
+    played = Played(generated=staged(failed=failed))
+    assert (await serve(played)).body == RESPONSE
+    (failure,) = played.failures
+    assert (failure.reason, failure.worker_reason, failure.detail) == (
+        "worker_capture_failed",
+        "stage_timeout",
+        "10 s",
+    )
+    assert not played.records
+
+
+@pytest.mark.requirement("CAP-7", "LED-11")
+async def test_missing_coordinates_are_a_failure() -> None:
+    played = Played(generated=staged(staged=None))
+    assert (await serve(played)).body == RESPONSE
+    assert [one.reason for one in played.failures] == ["worker_response_missing_commit_coordinates"]
+
+
+@pytest.mark.requirement("LED-13")
+@pytest.mark.parametrize("foreign", [coords(capture_key="other"), coords(call_id="other")])
+async def test_coordinates_of_another_call_are_never_recorded(
+    foreign: commit_coords_pb2.CommitCoords,
+) -> None:
+    played = Played(generated=staged(staged=foreign))
+    assert (await serve(played)).body == RESPONSE
+    assert not played.records
+    (failure,) = played.failures
+    assert (failure.call_id, failure.reason) == ("c0", "invalid_worker_commit_coordinates")
+
+
+@pytest.mark.requirement("LED-13", "CAP-7")
+@pytest.mark.parametrize(
+    "reason",
+    [
+        er.ERROR_REASON_COORDINATES_MISMATCH,
+        er.ERROR_REASON_CALL_MISMATCH,
+        er.ERROR_REASON_ATTEMPT_SEALED,
+    ],
+)
+async def test_refused_record_is_served_where_the_ledger_marked_the_call(
+    reason: er.ErrorReason.ValueType,
+) -> None:
+    played = Played(record_answers=[refused(reason)])
+    assert (await serve(played)).body == RESPONSE
+    assert played.order == ["intent", "generate", "record"]
+
+
+@pytest.mark.requirement("LED-11")
+async def test_record_that_the_ledger_cannot_take_becomes_a_failure() -> None:
+    played = Played(record_answers=[refused(er.ERROR_REASON_INVALID_MESSAGE)])
+    assert (await serve(played)).body == RESPONSE
+    assert [one.reason for one in played.failures] == ["invalid_worker_commit_coordinates"]
+
+
+async def test_row_is_sent_again_when_the_ledger_says_when() -> None:
+    played = Played(record_answers=[refused(er.ERROR_REASON_OVERLOADED, retry_after_ms=1)])
+    assert (await serve(played)).body == RESPONSE
+    assert played.order == ["intent", "generate", "record", "record"]
+
+
+@pytest.mark.requirement("CAP-7")
+async def test_nothing_is_served_while_no_row_is_known_to_be_durable() -> None:
+    """After an unknown outcome only the same write may follow."""
+    played = Played(record_answers=[away()])
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+    assert played.order == ["intent", "generate", "record", "record"]
+    assert played.records[0] == played.records[1]
+
+
+@pytest.mark.parametrize("reason", [er.ERROR_REASON_INTERNAL, er.ERROR_REASON_STORE_CORRUPT])
+async def test_fault_of_the_ledger_is_no_refusal(reason: er.ErrorReason.ValueType) -> None:
+    played = Played(record_answers=[refused(reason)])
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert caught.value.status == 503
+    assert not played.failures
+
+
+async def test_failure_row_that_is_not_durable_serves_nothing() -> None:
+    played = Played(generated=staged(staged=None), failure_answers=[away()])
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert caught.value.status == 503
+
+
+@pytest.mark.requirement("CAP-7")
+async def test_intent_that_is_not_durable_is_refused_before_generation() -> None:
+    played = Played(verdict=away(), failure_answers=[refused(er.ERROR_REASON_CALL_NOT_ADMITTED)])
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert caught.value.status == 503
+    assert not played.calls
+    # It may be durable all the same: then the call must not stay pending.
+    assert [one.reason for one in played.failures] == [
+        "request_finished_without_staged_coordinates"
+    ]
+
+
+async def test_refused_verdict_is_refused_before_generation() -> None:
+    closed = capture_admission_pb2.Refused(reason=er.ERROR_REASON_ATTEMPT_CLOSED, message="closed")
+    played = Played(verdict=capture_admission_pb2.Verdict(refused=closed))
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert (caught.value.status, caught.value.code) == (422, "attempt_closed")
+    assert played.order == ["intent"]
+
+
+async def test_unknown_verdict_is_refused_before_generation() -> None:
+    played = Played(verdict=capture_admission_pb2.Verdict())
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert caught.value.status == 500
+    assert not played.calls
+
+
+@pytest.mark.requirement("LED-11")
+async def test_engines_refusal_is_passed_on_and_leaves_a_failure() -> None:
+    too_long = RefusedError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "maximum context length is 64 tokens",
+        reason=er.ERROR_REASON_REQUEST_REFUSED,
+        metadata={"parameter": "messages"},
+    )
+    played = Played(generated=too_long)
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert (caught.value.status, caught.value.parameter) == (400, "messages")
+    assert "context length" in caught.value.message
+    (failure,) = played.failures
+    assert failure.reason == "request_finished_without_staged_coordinates"
+    assert "context length" in failure.detail
+
+
+@pytest.mark.requirement("LED-11")
+async def test_absent_engine_leaves_a_failure() -> None:
+    played = Played(generated=away())
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert caught.value.status == 503
+    assert [one.reason for one in played.failures] == [
+        "request_finished_without_staged_coordinates"
+    ]
+
+
+@pytest.mark.requirement("CAP-6")
+async def test_leaked_tokens_are_not_served() -> None:
+    leaking = json.dumps({"id": "x", "prompt_token_ids": [1], "choices": []}).encode()
+    played = Played(generated=staged(chat_response=leaking))
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert caught.value.status == 500
+    assert "prompt_token_ids" not in caught.value.message
+    assert played.order == ["intent", "generate", "failure"]
+
+
+@pytest.mark.requirement("LED-11")
+async def test_harness_that_goes_away_ends_generation_and_leaves_a_failure() -> None:
+    generating = asyncio.Event()
+    ended: list[str] = []
+
+    async def generate() -> None:
+        generating.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    played = Played(generating=generate)
+    calls = calls_of(played)
+    harness = asyncio.ensure_future(calls.serve("k", REQUEST))
+    await generating.wait()
+    harness.cancel()
+    await asyncio.wait({harness})
+    await calls.settle(5.0)
+    assert harness.cancelled()
+    assert ended == ["cancelled"]
+    (failure,) = played.failures
+    assert failure.reason == "request_finished_without_staged_coordinates"
+
+
+@pytest.mark.requirement("LED-11")
+async def test_harness_that_goes_away_during_admission_never_generates() -> None:
+    admitting, admit = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        admitting.set()
+        await admit.wait()
+
+    played = Played(admitting=wait)
+    calls = calls_of(played)
+    harness = asyncio.ensure_future(calls.serve("k", REQUEST))
+    await admitting.wait()
+    harness.cancel()
+    await asyncio.wait({harness})
+    admit.set()
+    await calls.settle(5.0)
+    assert played.order == ["intent", "failure"]
+
+
+async def test_staged_call_is_recorded_though_the_harness_went_away() -> None:
+    """Its tokens are durable and its row is due: only the response is lost."""
+    recording, record = asyncio.Event(), asyncio.Event()
+
+    class Slow(Played):
+        async def record(self, *given: object, **named: object) -> object:
+            recording.set()
+            await record.wait()
+            return await super().record(*given, **named)
+
+    played = Slow()
+    calls = calls_of(played)
+    harness = asyncio.ensure_future(calls.serve("k", REQUEST))
+    await recording.wait()
+    harness.cancel()
+    await asyncio.wait({harness})
+    record.set()
+    await calls.settle(5.0)
+    assert played.order == ["intent", "generate", "record"]
+
+
+async def test_calls_beyond_the_bound_are_refused() -> None:
+    generating, generate = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        generating.set()
+        await generate.wait()
+
+    played = Played(generating=wait)
+    calls = calls_of(played, calls_max=1)
+    first = asyncio.ensure_future(calls.serve("k", REQUEST))
+    await generating.wait()
+    with pytest.raises(HttpRefusal) as caught:
+        await calls.serve("k", REQUEST)
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+    assert len(played.intents) == 1
+    generate.set()
+    assert (await first).body == RESPONSE
+
+
+async def test_fault_of_the_gateway_leaves_a_failure() -> None:
+    played = Played(generated=KeyError("a fault"))
+    with pytest.raises(KeyError):
+        await serve(played)
+    assert [one.reason for one in played.failures] == [
+        "request_finished_without_staged_coordinates"
+    ]

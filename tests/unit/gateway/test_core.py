@@ -1,0 +1,217 @@
+"""Reading a request, and the record of what was served."""
+
+import hashlib
+import json
+
+import pytest
+from google.protobuf import timestamp_pb2
+
+from callforest.capture.v1 import (
+    capture_admission_pb2,
+    commit_coords_pb2,
+    completion_pb2,
+)
+from callforest_core.lineage.fingerprint import (
+    FINGERPRINT_VERSION,
+    assistant_fingerprint,
+    conversation_digest,
+)
+from callforest_core.lineage.items import Dialect, request_items
+from callforest_mesh.chassis.validation import check
+from callforest_mesh.gateway import core
+from callforest_mesh.gateway.refusals import HttpRefusal
+
+USER = {"role": "user", "content": "go"}
+ASSISTANT = {"role": "assistant", "content": "HAVING"}
+
+
+def body_of(*messages: object, **fields: object) -> bytes:
+    return json.dumps({"model": "policy", "messages": messages, **fields}).encode()
+
+
+def served(**fields: object) -> bytes:
+    message = {"role": "assistant", "content": "HAVING"}
+    return json.dumps({"id": "chatcmpl-c", "choices": [{"message": message}], **fields}).encode()
+
+
+def refusal_of(body: bytes) -> HttpRefusal:
+    with pytest.raises(HttpRefusal) as caught:
+        core.read_request(body)
+    return caught.value
+
+
+def test_probe_has_the_digest_of_every_prefix() -> None:
+    messages = [USER, ASSISTANT, USER]
+    request = core.read_request(body_of(*messages, tools=[{"type": "function"}]))
+    items = request_items({"messages": messages, "tools": [{"type": "function"}]}, Dialect.CHAT)
+    assert request.probe.item_count == len(items) == 4
+    assert request.probe.assistant_fingerprint == assistant_fingerprint(items)
+    for length in range(5):
+        digest = request.probe.context_digests[32 * length : 32 * length + 32]
+        assert digest == conversation_digest(items[:length])
+    assert request.probe.fingerprint_version == FINGERPRINT_VERSION
+    check(request.probe)
+
+
+def test_body_is_forwarded_as_received() -> None:
+    body = b' {"messages" : [{"role":"user","content":"h\\u00e9"}], "temperature":0.50 }\n'
+    request = core.read_request(body)
+    assert request.body is body
+    assert request.body_digest == hashlib.sha256(body).digest()
+
+
+def test_request_without_model_text_has_no_fingerprint() -> None:
+    assert core.read_request(body_of(USER)).probe.assistant_fingerprint == b""
+
+
+def test_what_cannot_be_read_matches_nothing_and_is_no_root() -> None:
+    half = {"role": "assistant", "content": "\ud800"}
+    one, other = (core.read_request(body_of(USER, half, USER, seed=seed)) for seed in (1, 2))
+    assert one.scan is None
+    assert len(one.probe.assistant_fingerprint) == 32
+    assert one.probe.assistant_fingerprint != other.probe.assistant_fingerprint
+    check(one.probe)
+
+
+def test_context_that_cannot_be_read_ends_the_digests_with_what_matches_nothing() -> None:
+    odd = {"role": "user", "content": [{"no": "type"}]}
+    request = core.read_request(body_of(USER, odd, ASSISTANT, USER))
+    digests = request.probe.context_digests
+    assert digests[:64] == conversation_digest([]) + conversation_digest([USER])
+    assert digests[64:] == bytes(3 * 32)
+    check(request.probe)
+
+
+def test_replay_summarises_the_request() -> None:
+    plain, tooled = core.read_request(body_of(USER)), core.read_request(body_of(USER, tools=[{}]))
+    assert plain.replay is not None
+    assert tooled.replay is not None
+    assert (plain.replay.item_count, tooled.replay.item_count) == (1, 2)
+    assert plain.replay.render_digest != tooled.replay.render_digest
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "valid JSON"),
+        (b"[]", "JSON object"),
+        (b"\xff\xfe{}", "valid JSON"),
+        (b'\xef\xbb\xbf{"messages":[]}', "valid JSON"),
+        (b'{"messages":[{"role":"user"}],"messages":[{"role":"user"}]}', "twice"),
+        (b'{"messages":[{"role":"user","role":"user"}]}', "twice"),
+        (b'{"messages":[{"role":"user","content":"a"}],"temperature":NaN}', "not a number"),
+        (b'{"messages":[{"role":"user","content":"a"}],"temperature":1e999}', "out of range"),
+        (b'{"messages":[{"role":"user","content":"a"}],"seed":' + b"9" * 5000 + b"}", "valid JSON"),
+        (b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "deep"),
+        (b'{"messages":[],"x":' + b"[" * 128 + b"]" * 128 + b"}", "deep"),
+        (b"{}", "messages"),
+        (b'{"messages":[]}', "messages"),
+        (b'{"messages":{}}', "messages"),
+        (b'{"messages":[null]}', "messages[0]"),
+        (b'{"messages":[{"role":"user"},"hi"]}', "messages[1]"),
+    ],
+)
+def test_malformed_body_is_refused(body: bytes, said: str) -> None:
+    refusal = refusal_of(body)
+    assert (refusal.status, refusal.code) == (400, "invalid_request_error")
+    assert said in refusal.message
+
+
+def test_depth_up_to_the_limit_is_read() -> None:
+    nested = b'{"messages":[{"role":"user","content":"a"}],"x":' + b"[" * 127 + b"]" * 127 + b"}"
+    assert core.read_request(nested).body == nested
+
+
+def test_too_many_items_are_refused() -> None:
+    most = [USER] * core.ITEMS_MAX
+    assert core.read_request(body_of(*most)).probe.item_count == core.ITEMS_MAX
+    assert refusal_of(body_of(*most, USER)).parameter == "messages"
+
+
+@pytest.mark.requirement("CAP-4")
+def test_admission_follows_the_verdict() -> None:
+    root = capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
+    admission = core.admission_of(root, "k", "c")
+    assert admission is not None
+    assert admission.WhichOneof("position") == "root"
+    place = capture_admission_pb2.Continuation(
+        parent_call_id="p", prev_token_count=7, parent_chain_hash=bytes(32)
+    )
+    admission = core.admission_of(capture_admission_pb2.Verdict(continuation=place), "k", "c")
+    assert admission is not None
+    assert (admission.capture_key, admission.call_id) == ("k", "c")
+    assert admission.continuation == place
+    uncaptured = capture_admission_pb2.Uncaptured(reason="unresolved_parent")
+    assert core.admission_of(capture_admission_pb2.Verdict(uncaptured=uncaptured), "k", "c") is None
+
+
+def test_record_is_of_what_was_served() -> None:
+    request = core.read_request(body_of(USER))
+    record = core.record_of(
+        coordinates(),
+        request,
+        core.read_response(served()),
+        completion_pb2.Completion(status=completion_pb2.COMPLETION_STATUS_COMPLETED),
+        timestamp_pb2.Timestamp(seconds=9),
+    )
+    check(record)
+    assert record.response_id == "chatcmpl-c"
+    assert record.fingerprints.output == assistant_fingerprint([ASSISTANT])
+    assert record.fingerprints.continuation == assistant_fingerprint([USER, ASSISTANT])
+    assert record.fingerprints.context_item_count == 1
+    assert record.fingerprints.context_digest == conversation_digest([USER])
+    assert record.replay == request.replay
+    follow_up = core.read_request(body_of(USER, ASSISTANT, USER))
+    assert follow_up.probe.assistant_fingerprint == record.fingerprints.continuation
+
+
+@pytest.mark.parametrize(
+    ("messages", "response"),
+    [
+        ([USER, {"role": "assistant", "content": "\ud800"}, USER], served()),
+        ([{"role": "user", "content": [{"no": "type"}]}], served()),
+        ([USER], served(choices=[{"message": {"content": "\ud800"}}])),
+        ([USER], served(choices="none")),
+    ],
+)
+def test_record_that_cannot_be_fingerprinted_is_no_predecessor(
+    messages: list[object], response: bytes
+) -> None:
+    record = core.record_of(
+        coordinates(),
+        core.read_request(body_of(*messages)),
+        core.read_response(response),
+        completion_pb2.Completion(status=completion_pb2.COMPLETION_STATUS_COMPLETED),
+        timestamp_pb2.Timestamp(seconds=9),
+    )
+    check(record)
+    assert not record.HasField("fingerprints")
+
+
+@pytest.mark.requirement("CAP-6")
+@pytest.mark.parametrize(
+    "response",
+    [
+        served(prompt_token_ids=[1]),
+        served(choices=[{"token_ids": [1], "message": {}}]),
+        served(choices=[{"message": {"generation_log_probs": [-0.5]}}]),
+        b"no JSON",
+        b"[]",
+    ],
+)
+def test_response_with_token_material_is_not_served(response: bytes) -> None:
+    with pytest.raises(core.ServedResponseError):
+        core.read_response(response)
+
+
+def test_response_without_id_is_served_but_has_none() -> None:
+    assert core.read_response(served(id=None)).response_id == ""
+
+
+def coordinates() -> commit_coords_pb2.CommitCoords:
+    digests = {
+        name: bytes(32) for name in ("digest", "extras_digest", "chain_hash", "cumulative_hash")
+    }
+    return commit_coords_pb2.CommitCoords(
+        capture_key="k", call_id="c", delta_token_count=7, **digests
+    )
