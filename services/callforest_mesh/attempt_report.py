@@ -28,15 +28,17 @@ def report(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> list[str]
     """Describe an attempt and, if it was finalized, its receipt; give the lines."""
     attempt = manifest.attempt
     state = attempt_pb2.AttemptState.Name(attempt.state).removeprefix("ATTEMPT_STATE_").lower()
+    superseded = "  superseded" if attempt.superseded else ""
+    pending = len(attempt.pending_call_ids)
+    counts = f"{attempt.record_count} calls committed, {attempt.failure_count} failed"
+    identity = f"epoch {attempt.epoch}  revision {attempt.revision}"
     lines = [
-        f"attempt {attempt.capture_key}  {state}  epoch {attempt.epoch}  "
-        f"revision {attempt.revision}{'  superseded' if attempt.superseded else ''}",
-        f"  {attempt.record_count} calls committed, {attempt.failure_count} failed, "
-        f"{len(attempt.pending_call_ids)} pending",
+        f"attempt {attempt.capture_key}  {state}  {identity}{superseded}",
+        f"  {counts}, {pending} pending",
     ]
     selected = selected_calls(receipt)
-    for line in tree(manifest.records)[:_SHOWN_CALLS]:
-        lines.append("  " + _call_line(line, selected))
+    shown = tree(manifest.records)[:_SHOWN_CALLS]
+    lines += [f"  {_call_line(line, selected)}" for line in shown]
     if len(manifest.records) > _SHOWN_CALLS:
         lines.append(f"  ... and {len(manifest.records) - _SHOWN_CALLS} more calls")
     lines += [f"  pending {call_id}" for call_id in attempt.pending_call_ids]

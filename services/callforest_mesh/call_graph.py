@@ -54,10 +54,10 @@ def draw(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> str:
     width = max((box.x + box.width for box in boxes.values()), default=_WIDTH_MOST) + _MARGIN
     height = max((box.y + _BOX for box in boxes.values()), default=_LEGEND) + _MARGIN
     title = escape(f"{manifest.attempt.capture_key}: {len(boxes)} calls, {_verdict(receipt)}")
+    size = f'width="{width:.0f}" height="{height:.0f}"'
     return "\n".join(
         [
-            f'<svg xmlns="{_NAMESPACE}" width="{width:.0f}" height="{height:.0f}" '
-            'font-family="sans-serif" font-size="11">',
+            f'<svg xmlns="{_NAMESPACE}" {size} font-family="sans-serif" font-size="11">',
             _PATTERN,
             f'<text x="{_MARGIN}" y="24" font-size="14">{title}</text>',
             *filter(None, parts),

@@ -8,7 +8,6 @@ SIGTERM ends a running mesh at once, with 143.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,12 +25,7 @@ _INTERRUPTED: Final = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; give the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["demo"]:
-        from callforest_mesh.demo.command import run
-
-        return run(given[1:])
-    parsed = _parser().parse_args(given)
+    parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:
         return command(parsed)
@@ -75,7 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(command=_verify)
 
     _add_conformance(commands)
-    commands.add_parser("demo", help="one real loop, from harness to optimizer step")
+
+    demo = commands.add_parser("demo", help="one real loop, from harness to optimizer step")
+    demo.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
+    demo.add_argument("--learning-rate", type=float, metavar="RATE", help="0 learns nothing")
+    demo.add_argument("--seed", type=int, metavar="N", help="of model, engine and learner")
+    demo.add_argument("--state", type=Path, metavar="DIRECTORY", help="emptied first")
+    demo.add_argument("--out", type=Path, metavar="DIRECTORY", help="where pictures go")
+    demo.set_defaults(command=_demo)
     return parser
 
 
@@ -161,7 +162,7 @@ def _show(parsed: argparse.Namespace) -> int:
     def run(configuration: MeshConfiguration) -> int:
         from callforest_mesh.inspection import show
 
-        lines, status = asyncio.run(show(configuration, parsed.name, parsed.svg))
+        lines, status = show(configuration, parsed.name, parsed.svg)
         _print("\n".join(lines))
         return status
 
@@ -172,7 +173,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     def run(configuration: MeshConfiguration) -> int:
         from callforest_mesh.inspection import verify
 
-        lines, status = asyncio.run(verify(configuration, parsed.capture_key))
+        lines, status = verify(configuration, parsed.capture_key)
         _print("\n".join(lines))
         return status
 
@@ -198,6 +199,25 @@ def _conformance_evaluate(parsed: argparse.Namespace) -> int:
             return evaluate(parsed.suite, cases, sys.stdout)
     except OSError as error:
         return _complain(f"{parsed.file}: {error.strerror}", WRONG)
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from callforest_mesh.demo.loop import DemoFailedError
+    from callforest_mesh.demo.run import DemoOptions
+    from callforest_mesh.demo.run import main as run_demo
+    from callforest_mesh.supervisor import SupervisionError
+
+    names = ("learning_rate", "seed", "state", "out")
+    given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
+    options = replace(DemoOptions(), **given)
+    if parsed.steps is not None:
+        options = replace(options, loop=replace(options.loop, steps=parsed.steps))
+    try:
+        return run_demo(options)
+    except (DemoFailedError, SupervisionError) as error:
+        return _complain(str(error), NO)
 
 
 def _with_configuration(

@@ -27,14 +27,14 @@ class Finding:
     """What one check found.
 
     Attributes:
-        ok: whether the mesh can run with it.
         subject: what was looked at.
         text: what was found and, if it is not ok, what to do.
+        ok: whether the mesh can run with it.
     """
 
-    ok: bool
     subject: str
     text: str
+    ok: bool
 
 
 def examine(configuration: MeshConfiguration) -> Iterator[Finding]:
@@ -53,12 +53,13 @@ def examine(configuration: MeshConfiguration) -> Iterator[Finding]:
 def _versions() -> Iterator[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     ok = sys.version_info >= (3, 11)
-    yield Finding(ok, "python", version if ok else f"{version}: 3.11 or later is needed")
+    text = version if ok else f"{version}: 3.11 or later is needed"
+    yield Finding("python", text, ok=ok)
     for name in _DISTRIBUTIONS:
         try:
-            yield Finding(True, name, metadata.version(name))
+            yield _good(name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Finding(False, name, "is missing: install callforest[mesh]")
+            yield _bad(name, "is missing: install callforest[mesh]")
 
 
 def _options(configuration: MeshConfiguration) -> Finding:
@@ -67,8 +68,8 @@ def _options(configuration: MeshConfiguration) -> Finding:
     try:
         check_all(configuration)
     except ConfigurationError as error:
-        return Finding(False, "configuration", str(error))
-    return Finding(True, "configuration", f"services {', '.join(configuration.services)}")
+        return _bad("configuration", str(error))
+    return _good("configuration", f"services {', '.join(configuration.services)}")
 
 
 def _state_directory(path: Path) -> Finding:
@@ -85,10 +86,8 @@ def _state_directory(path: Path) -> Finding:
         finally:
             os.close(directory)
     except OSError as error:
-        return Finding(
-            False, "state_dir", f"{path}: {error.strerror}; set state_dir to a writable directory"
-        )
-    return Finding(True, "state_dir", f"{path} is writable, and fsync works")
+        return _bad("state_dir", f"{path}: {error.strerror}; set state_dir to a writable directory")
+    return _good("state_dir", f"{path} is writable, and fsync works")
 
 
 def _file_system(path: Path) -> Iterator[Finding]:
@@ -99,16 +98,16 @@ def _file_system(path: Path) -> Iterator[Finding]:
     kind = _kind_of(path)
     if kind in _LOCAL_ONLY:
         text = f"{path} is on {kind}: the stores need a local file system; move state_dir"
-        yield Finding(False, "file system", text)
+        yield _bad("file system", text)
     elif kind in ("tmpfs", "ramfs"):
         text = f"{path} is on {kind}: nothing there survives a restart; move state_dir"
-        yield Finding(False, "file system", text)
+        yield _bad("file system", text)
     else:
-        yield Finding(True, "file system", kind or "unknown")
+        yield _good("file system", kind or "unknown")
     free = space.f_bavail * space.f_frsize
     enough = free >= _SPACE_LEAST
     text = f"{free >> 20} MiB are free{'' if enough else ': at least 1 GiB is needed'}"
-    yield Finding(enough, "space", text)
+    yield Finding("space", text, ok=enough)
 
 
 def _kind_of(path: Path) -> str:
@@ -138,11 +137,11 @@ def _free(subject: str, address: str) -> Finding:
     if address.startswith("unix:"):
         path = Path(address.removeprefix("unix:"))
         if not path.parent.is_dir():
-            return Finding(False, subject, f"{path.parent} is not there: make the directory")
+            return _bad(subject, f"{path.parent} is not there: make the directory")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
-                return Finding(False, subject, taken)
-        return Finding(True, subject, f"{address} is free")
+                return _bad(subject, taken)
+        return _good(subject, f"{address} is free")
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -150,13 +149,13 @@ def _free(subject: str, address: str) -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(found[0][4])
     except OSError as error:
-        return Finding(False, subject, f"{taken} ({error.strerror})")
-    return Finding(True, subject, f"{address} is free")
+        return _bad(subject, f"{taken} ({error.strerror})")
+    return _good(subject, f"{address} is free")
 
 
 def _engine(configuration: MeshConfiguration) -> Finding:
     if configuration.worker.get("engine", "vllm") == "scripted":
-        return Finding(True, "engine", "scripted: answers are made up, for tests and demos")
+        return _good("engine", "scripted: answers are made up, for tests and demos")
     return _importable("engine", ("vllm",), "install callforest[gpu], or `make install` on a CPU")
 
 
@@ -169,5 +168,13 @@ def _importable(subject: str, modules: tuple[str, ...], remedy: str) -> Finding:
         except ImportError:
             found = False
         if not found:
-            return Finding(False, subject, f"{name} cannot be imported: {remedy}")
-    return Finding(True, subject, f"{', '.join(modules)} can be imported")
+            return _bad(subject, f"{name} cannot be imported: {remedy}")
+    return _good(subject, f"{', '.join(modules)} can be imported")
+
+
+def _good(subject: str, text: str) -> Finding:
+    return Finding(subject, text, ok=True)
+
+
+def _bad(subject: str, text: str) -> Finding:
+    return Finding(subject, text, ok=False)

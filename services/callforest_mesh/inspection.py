@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from callforest.capture.v1 import receipt_pb2
+from callforest.capture.v1 import receipt_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.codec import call_record_from_proto, staged_call_from_proto
 from callforest_client.errors import CallforestError
@@ -22,7 +23,7 @@ _ATTEMPT_SUFFIX = re.compile(r"-a[1-9][0-9]*$")
 _ATTEMPTS_MOST = 1000
 
 
-async def show(
+def show(
     configuration: MeshConfiguration, name: str, svg: Path | None = None
 ) -> tuple[list[str], int]:
     """Describe an attempt, or every attempt of a rollout.
@@ -39,12 +40,9 @@ async def show(
         CallforestError: a service does not answer.
         TooManyCallsError: the picture would have too many calls.
     """
-    async with AsyncExitStack() as closers:
-        clients = Clients(configuration, addressed(configuration), closers)
-        manifests = await _manifests(clients.ledger(), name)
-        if not manifests:
-            return [f"no attempt of {name!r}"], 1
-        receipt = await _receipt(clients, _ATTEMPT_SUFFIX.sub("", name))
+    manifests, receipt = asyncio.run(_read(configuration, name))
+    if not manifests:
+        return [f"no attempt of {name!r}"], 1
     lines = [line for manifest in manifests for line in report(manifest, receipt)]
     if svg is not None:
         svg.write_text(draw(manifests[-1], receipt), "utf-8")
@@ -52,7 +50,7 @@ async def show(
     return lines, 0
 
 
-async def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[list[str], int]:
+def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[list[str], int]:
     """Verify what an attempt has staged so far against its ledger, on every path.
 
     Args:
@@ -65,31 +63,42 @@ async def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[li
     Raises:
         CallforestError: a service does not answer.
     """
-    async with AsyncExitStack() as closers:
-        clients = Clients(configuration, addressed(configuration), closers)
-        manifest = await clients.ledger().manifest(capture_key)
-        call_ids = [record.coords.call_id for record in manifest.records]
-        staged = await clients.staging().fetch(capture_key, call_ids)
+    manifest, staged = asyncio.run(_read_staged(configuration, capture_key))
     lines = [f"poisoned: {one.call_id} {one.reason}" for one in manifest.failures]
     lines += [f"pending: {call_id}" for call_id in manifest.attempt.pending_call_ids]
-    if not call_ids:
+    if not manifest.records:
         return [*lines, "nothing was committed"], 1
     records = tuple(call_record_from_proto(record) for record in manifest.records)
     parents = {record.parent_call_id for record in records}
     endpoints = [record.call_id for record in records if record.call_id not in parents]
     try:
-        rows = verify_paths(
-            Receipt(capture_key, records, None),
-            [staged_call_from_proto(call) for call in staged],
-            endpoints,
-        )
+        calls = [staged_call_from_proto(call) for call in staged]
+        rows = verify_paths(Receipt(capture_key, records, None), calls, endpoints)
     except VerificationError as error:
         return [*lines, f"broken: {error}"], 1
     longest = max(len(row.token_ids) for row in rows)
-    lines.append(
-        f"intact: {len(records)} calls on {len(rows)} paths, the longest of {longest} tokens"
-    )
-    return lines, 1 if manifest.failures else 0
+    verdict = f"intact: {len(records)} calls on {len(rows)} paths, the longest of {longest} tokens"
+    return [*lines, verdict], 1 if manifest.failures else 0
+
+
+async def _read(
+    configuration: MeshConfiguration, name: str
+) -> tuple[list[Manifest], receipt_pb2.Receipt | None]:
+    async with AsyncExitStack() as closers:
+        clients = Clients(configuration, addressed(configuration), closers)
+        manifests = await _manifests(clients.ledger(), name)
+        receipt = await _receipt(clients, _ATTEMPT_SUFFIX.sub("", name)) if manifests else None
+    return manifests, receipt
+
+
+async def _read_staged(
+    configuration: MeshConfiguration, capture_key: str
+) -> tuple[Manifest, list[staged_call_pb2.StagedCall]]:
+    async with AsyncExitStack() as closers:
+        clients = Clients(configuration, addressed(configuration), closers)
+        manifest = await clients.ledger().manifest(capture_key)
+        call_ids = [record.coords.call_id for record in manifest.records]
+        return manifest, await clients.staging().fetch(capture_key, call_ids)
 
 
 async def _manifests(ledger: LedgerClient, name: str) -> list[Manifest]:
