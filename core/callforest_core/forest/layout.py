@@ -109,10 +109,12 @@ def lay_out_group(
         row_multiple: the number of rows becomes a multiple of it.
 
     Raises:
-        ValueError: slots are not 0, 1, 2, ... or a path is empty.
+        ValueError: slots are not 0, 1, 2, ..., a path is empty or visits a call twice, or two
+            rollouts bring the same call: its loss would have two owners.
     """
     if [one.slot for one in contributions] != list(range(len(contributions))):
         raise ValueError(f"slots of group {group_id} are not 0 to {len(contributions) - 1}")
+    _check_owners(group_id, contributions)
     places: dict[Segment, int] = {}
     rows: list[RowLayout] = []
     lender = _lender(contributions, places)
@@ -134,6 +136,17 @@ def lay_out_group(
     return GroupLayout(tuple(places), tuple(rows), row_multiple)
 
 
+def _check_owners(group_id: str, contributions: Sequence[Contribution]) -> None:
+    owners: dict[Segment, int] = {}
+    for one in contributions:
+        for path in one.paths:
+            if not path or len(set(path)) != len(path):
+                raise ValueError(f"a path of group {group_id} is empty or visits a call twice")
+            for part in path:
+                if owners.setdefault(part, one.slot) != one.slot:
+                    raise ValueError(f"two rollouts of group {group_id} have call {part.call_id}")
+
+
 def _lender(
     contributions: Sequence[Contribution], places: dict[Segment, int]
 ) -> tuple[Span, ...] | None:
@@ -148,8 +161,6 @@ def _owning_spans(
     path: tuple[Segment, ...], places: dict[Segment, int], owned: set[Segment]
 ) -> tuple[Span, ...]:
     """Place a path's segments; it owns those that no earlier row of the rollout has."""
-    if not path:
-        raise ValueError("a path has at least one call")
     spans = []
     for part in path:
         index = places.setdefault(part, len(places))

@@ -7,16 +7,17 @@ a restarted finalizer goes on where it stopped. Everything here may be repeated.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from callforest_client.errors import CallforestError
 from callforest_client.staging import StagingClient
+from callforest_core.refusal import Refusal
 from callforest_mesh.finalizer.core import attempts_before
 from callforest_mesh.finalizer.store import RowLog
 
 _LOG = logging.getLogger("callforest")
-_RETRY_S = 1.0
+_RETRY_FIRST_S = 1.0
+_RETRY_LAST_S = 60.0
 
 
 class Cleanup:
@@ -47,22 +48,33 @@ class Cleanup:
         """End all tasks; the duty stays."""
         for task in self._tasks.values():
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, tenant: str) -> None:
+        pause_s = _RETRY_FIRST_S
         while True:
-            state = self._row_log.state(tenant)
-            if state.cleaned_cursor >= state.committed_cursor:
-                return
-            cursor = state.cleaned_cursor + 1
             try:
-                await self._clean(tenant, cursor)
+                if not await self._step(tenant):
+                    return
+                pause_s = _RETRY_FIRST_S
             except CallforestError as error:
-                _LOG.warning("cleanup behind cursor %d waits: %s", cursor, error)
-                await asyncio.sleep(_RETRY_S)  # Staging is away; its client already backed off
-                continue
-            await self._row_log.cleaned(tenant, cursor)
+                _LOG.warning("cleanup of consumed groups waits %d s: %s", pause_s, error)
+                await asyncio.sleep(pause_s)  # a duty has no end; its pauses grow to a minute
+                pause_s = min(2 * pause_s, _RETRY_LAST_S)
+            except Refusal as refusal:
+                # The row log is full, damaged or closed: the next commit or start tries again.
+                _LOG.error("cleanup of consumed groups stopped: %s", refusal)
+                return
+
+    async def _step(self, tenant: str) -> bool:
+        """Clean behind the next consumed position; say whether there was one."""
+        state = self._row_log.state(tenant)
+        if state.cleaned_cursor >= state.committed_cursor:
+            return False
+        cursor = state.cleaned_cursor + 1
+        await self._clean(tenant, cursor)
+        await self._row_log.cleaned(tenant, cursor)
+        return True
 
     async def _clean(self, tenant: str, cursor: int) -> None:
         logged = self._row_log.at(tenant, cursor)

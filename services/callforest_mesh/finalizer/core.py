@@ -9,20 +9,26 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from callforest.capture.v1 import attempt_pb2, group_batch_pb2, receipt_pb2
+from callforest.capture.v1 import attempt_pb2, group_batch_pb2, receipt_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.custody.call import CallRecord, Receipt, StagedCall
+from callforest_core.custody.digests import DigestInputError, digest_opening
+from callforest_core.custody.extras import extras_digest
 from callforest_core.custody.row import LinearizedRow
-from callforest_core.custody.verification import VerificationError, verify_and_linearize
+from callforest_core.custody.tokens import encode_floats, encode_ids
+from callforest_core.custody.verification import VerificationError, verify_paths
 from callforest_core.forest.layout import Contribution, RowPurpose, Segment, lay_out_group
+from callforest_core.lineage.items import Dialect, ItemsError, response_items
 from callforest_core.lineage.terminal import Terminal, TerminalStage, attribute_terminal
 from callforest_core.refusal import Refusal
 from callforest_mesh.finalizer.receipts import receipt_digest
 
 GROUP_BYTES_MAX = 60 << 20
 """Largest batch that is published; a larger one could never be delivered."""
+_SEGMENT_OVERHEAD_BYTES = 8
+"""Most bytes that a batch needs around one segment."""
 _LENGTH = "length"
 _ROW_KINDS = {
     RowPurpose.TRAINING: group_batch_pb2.ROW_KIND_TRAINING,
@@ -89,15 +95,21 @@ def check_attempt(request: pb.FinalizeRolloutRequest, attempt: attempt_pb2.Attem
 
 
 def mask_before_tokens(evidence: Evidence) -> Mask | None:
-    """Give the reason to mask that the ledger alone shows (LED-7, LED-12)."""
+    """Give the reason to mask that the ledger alone shows (LED-7, LED-12).
+
+    An attempt without any call has nothing to train; one whose only calls are pending or failed
+    says which, for that is what its owner must look at.
+    """
     attempt = evidence.attempt
-    if attempt is None or not (evidence.records or evidence.failures):
-        return Mask("attempt_not_captured")
+    if attempt is None:
+        return Mask("attempt_not_captured", "no attempt was opened")
     if attempt.pending_call_ids:
         return Mask("pending_call", ", ".join(attempt.pending_call_ids[:8]))
     if evidence.failures:
         first = evidence.failures[0]
         return Mask("capture_poisoned", f"{first.call_id}: {first.reason} {first.detail}".strip())
+    if not evidence.records:
+        return Mask("attempt_not_captured", "the attempt made no call")
     return None
 
 
@@ -108,7 +120,18 @@ def attribute(request: pb.FinalizeRolloutRequest, records: Sequence[CallRecord])
     except (ValueError, RecursionError):
         response = None
     declared = request.declared_response_id if request.HasField("declared_response_id") else None
-    return attribute_terminal(records, response, declared)
+    return attribute_terminal(records, _in_responses_shape(response), declared)
+
+
+def _in_responses_shape(response: object) -> object:
+    """Give a Chat response's id and items as Responses would; its content testifies alike."""
+    if not isinstance(response, dict) or "choices" not in response or "output" in response:
+        return response
+    try:
+        items = response_items(response, Dialect.CHAT)
+    except ItemsError:
+        items = []
+    return {"id": response.get("id"), "output": items}
 
 
 def verify(
@@ -117,7 +140,11 @@ def verify(
     terminal: Terminal,
     calls: Sequence[StagedCall],
 ) -> LinearizedRow | Mask:
-    """Verify every staged call of the attempt and join the scored path (FOR-4)."""
+    """Verify every staged call of the attempt and join the scored path (FOR-4).
+
+    The chain hash of every call is checked, dead branches included, and the cumulative hash at the
+    terminal.
+    """
     receipt = Receipt(
         capture_key=capture_key,
         manifest=records,
@@ -125,9 +152,10 @@ def verify(
         terminal_selection=terminal.stage.value,
     )
     try:
-        return verify_and_linearize(receipt, calls)
+        (row,) = verify_paths(receipt, calls, [terminal.call_id or ""])
     except VerificationError as error:
         return Mask(error.code, str(error))
+    return row
 
 
 def make_receipt(
@@ -202,18 +230,11 @@ def log_group(
     logged = row_log_pb2.LoggedGroup(group_id=group_id, row_multiple=row_multiple)
     logged.rollout_ids.extend(one.receipt.rollout_id for one in rollouts)
     logged.heuristic_fraction = _heuristic_fraction(rollouts)
-    size = sum(one.path_bytes for one in rollouts)
     if abandon_reason:
-        logged.drop_reason = abandon_reason
-        return logged
-    if size > GROUP_BYTES_MAX:
-        logged.drop_reason = "group_too_large"
-        return logged
-    contributions = [_contribution(one) for one in rollouts]
-    layout = lay_out_group(group_id, contributions, row_multiple)
+        return dropped(logged, abandon_reason)
+    layout = lay_out_group(group_id, [_contribution(one) for one in rollouts], row_multiple)
     if not layout.rows:
-        logged.drop_reason = "no_valid_layout"
-        return logged
+        return dropped(logged, "no_valid_layout")
     for part in layout.segments:
         logged.segments.add(capture_key=part.capture_key, call_id=part.call_id, digest=part.digest)
     for row in layout.rows:
@@ -222,11 +243,64 @@ def log_group(
             stored.slot = row.slot
         for span in row.spans:
             stored.spans.add(segment_index=span.segment, owns_loss=span.owns_loss)
+    if _batch_bytes(logged, rollouts) > GROUP_BYTES_MAX:
+        return dropped(logged, "group_too_large")
     return logged
 
 
+def make_batch(
+    logged: row_log_pb2.LoggedGroup,
+    receipts: Sequence[receipt_pb2.Receipt],
+    segments: Sequence[staged_call_pb2.StagedCall],
+) -> group_batch_pb2.GroupBatch:
+    """Put a delivered group together: the same bytes each time.
+
+    The receipts of a dropped group that is too large even so lose their lists of calls: a position
+    that cannot be delivered would stop the log for ever.
+    """
+    batch = group_batch_pb2.GroupBatch(
+        cursor=logged.cursor,
+        group_id=logged.group_id,
+        receipts=receipts,
+        segments=segments,
+        rows=logged.rows,
+        drop_reason=logged.drop_reason,
+        row_multiple=logged.row_multiple,
+        heuristic_fraction=logged.heuristic_fraction,
+    )
+    if logged.drop_reason and batch.ByteSize() > GROUP_BYTES_MAX:
+        for receipt in batch.receipts:
+            receipt.ClearField("calls")
+    return batch
+
+
+def altered_call(
+    logged: row_log_pb2.LoggedGroup, calls: Sequence[StagedCall]
+) -> row_log_pb2.SegmentReference | None:
+    """Name the first call that is no longer what was verified, or None (FOR-4).
+
+    Args:
+        logged: refers to the calls.
+        calls: as they were read again, one a reference.
+    """
+    for reference, call in zip(logged.segments, calls, strict=True):
+        identity = call.identity
+        named = (identity.capture_key, identity.call_id, call.digest)
+        if named != (reference.capture_key, reference.call_id, reference.digest):
+            return reference
+        encoded = encode_ids(call.token_ids)
+        opening = digest_opening(identity.capture_key)
+        try:
+            digest = call.recompute_digest(opening, encoded, encode_floats(call.logprobs))
+        except DigestInputError:
+            return reference
+        if digest != reference.digest or extras_digest(call.extras) != call.extras_digest:
+            return reference
+    return None
+
+
 def dropped(logged: row_log_pb2.LoggedGroup, reason: str) -> row_log_pb2.LoggedGroup:
-    """Turn a published group that cannot be read any more into a dropped one at its position."""
+    """Turn a group into a dropped one at its position: nothing of it trains."""
     return row_log_pb2.LoggedGroup(
         cursor=logged.cursor,
         group_id=logged.group_id,
@@ -249,6 +323,15 @@ def _contribution(rollout: row_log_pb2.FinalizedRollout) -> Contribution:
         Segment(receipt.capture_key, call_id, digests[call_id]) for call_id in rollout.path_call_ids
     )
     return Contribution(receipt.slot, (path,) if path else ())
+
+
+def _batch_bytes(
+    logged: row_log_pb2.LoggedGroup, rollouts: Sequence[row_log_pb2.FinalizedRollout]
+) -> int:
+    """Bound the size of a group's batch."""
+    receipts = make_batch(logged, [one.receipt for one in rollouts], ()).ByteSize()
+    segments = sum(one.path_bytes for one in rollouts)
+    return receipts + segments + _SEGMENT_OVERHEAD_BYTES * len(logged.segments)
 
 
 def _heuristic_fraction(rollouts: Sequence[row_log_pb2.FinalizedRollout]) -> float:

@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-
-import grpc
+from collections.abc import AsyncIterator, Iterator
 
 from callforest.capture.v1 import frame_pb2, group_batch_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
-from callforest_client.errors import RefusedError
+from callforest_client.codec import ColumnError, staged_call_from_proto
 from callforest_client.frames import FRAME_BYTES, Frame, frames_of
 from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import draining
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.chassis.validation import malformed
+from callforest_mesh.chassis.validation import check, malformed
 from callforest_mesh.finalizer.cleanup import Cleanup
-from callforest_mesh.finalizer.core import dropped
+from callforest_mesh.finalizer.core import altered_call, dropped, make_batch
+from callforest_mesh.finalizer.segments import LostCallError, read_segments
 from callforest_mesh.finalizer.store import RowLog
 
 _LOG = logging.getLogger("callforest")
@@ -62,18 +61,18 @@ class Subscriptions:
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("action") != "start":
             raise malformed("SubscribeRows", "the first message must be `start`")
+        check(first)
         start = first.start
-        state = await self.row_log.bind(start.tenant, start.consumer)
-        after = state.committed_cursor
-        if start.HasField("after_cursor"):
-            after = start.after_cursor
-            if not state.committed_cursor <= after <= state.head_cursor:
-                raise cursor_invalid(after, state.committed_cursor, state.head_cursor)
-        subscription = Subscription(self, start.tenant, start.consumer, after)
+        _check_start(start, await self.row_log.bind(start.tenant, start.consumer))
+        subscription = Subscription(self, start.tenant, start.consumer)
         if (older := self._live.get(start.tenant)) is not None:
             older.supersede()
         self._live[start.tenant] = subscription
         try:
+            # Behind every commit that the older subscription got through.
+            state = await self.row_log.bind(start.tenant, start.consumer)
+            subscription.begin_behind(_check_start(start, state))
+            self.cleanup.wake(start.tenant)
             async for response in subscription.run(requests):
                 yield response
         finally:
@@ -88,19 +87,21 @@ class Subscription:
         home: what all subscriptions share.
         tenant: owns the rows.
         consumer: the consumer's name.
-        after: the position to go on behind.
     """
 
-    def __init__(self, home: Subscriptions, tenant: str, consumer: str, after: int) -> None:
+    def __init__(self, home: Subscriptions, tenant: str, consumer: str) -> None:
         self._home = home
         self._tenant = tenant
         self._consumer = consumer
-        self._sent = after
+        self._sent = 0
         self._credit = 0
         self._confirmed: deque[int] = deque()
         self._news = asyncio.Event()
         self._superseded = False
-        self._frames: deque[pb.SubscribeRowsResponse] = deque()
+
+    def begin_behind(self, cursor: int) -> None:
+        """Go on behind a position."""
+        self._sent = cursor
 
     def wake(self) -> None:
         """Look again whether there is something to send."""
@@ -123,10 +124,11 @@ class Subscription:
             while True:
                 await self._news.wait()
                 self._news.clear()
-                while (response := await self._next()) is not None:
-                    yield response
-                    async for frame in self._rest():
-                        yield frame
+                while (responses := await self._next()) is not None:
+                    for response in responses:
+                        yield response
+                    if reader.done():
+                        reader.result()  # a message that is refused ends the stream at once
                 if self._superseded:
                     raise _superseded(self._consumer)
                 if reader.done():
@@ -137,9 +139,11 @@ class Subscription:
         finally:
             reader.cancel()
             drained.cancel()
+            await asyncio.gather(reader, drained, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[pb.SubscribeRowsRequest]) -> None:
         async for request in requests:
+            check(request)
             action = request.WhichOneof("action")
             if action == "credit":
                 self._credit += request.credit.groups
@@ -150,20 +154,31 @@ class Subscription:
             self.wake()
 
     async def _commit(self, cursor: int) -> None:
-        if self._superseded:
-            raise _superseded(self._consumer)
         state = self._home.row_log.state(self._tenant)
         if cursor > max(self._sent, state.committed_cursor):
             raise cursor_invalid(cursor, state.committed_cursor, self._sent)
-        state = await self._home.row_log.commit(self._tenant, cursor)
+        moved = await self._home.row_log.commit(
+            self._tenant, cursor, allowed=lambda: not self._superseded
+        )
+        if moved is None:
+            raise _superseded(self._consumer)
         self._confirmed.append(cursor)
         self._home.cleanup.wake(self._tenant)
 
-    async def _next(self) -> pb.SubscribeRowsResponse | None:
-        """Give the next event, confirmations first; None when there is none now."""
-        if self._confirmed:
+    async def _next(self) -> Iterator[pb.SubscribeRowsResponse] | None:
+        """Give what to send next, confirmations first; None when there is nothing now."""
+        if not self._confirmed and (batch := await self._next_batch()) is not None:
+            return _parts(batch)
+        return self._confirmations() if self._confirmed else None
+
+    def _confirmations(self) -> Iterator[pb.SubscribeRowsResponse]:
+        """Say which commits are durable."""
+        while self._confirmed:
             cursor = self._confirmed.popleft()
-            return pb.SubscribeRowsResponse(committed=pb.CommitCursor(cursor=cursor))
+            yield pb.SubscribeRowsResponse(committed=pb.CommitCursor(cursor=cursor))
+
+    async def _next_batch(self) -> group_batch_pb2.GroupBatch | None:
+        """Give the next group; None when there is none, or none may be sent."""
         if self._superseded or self._credit < 1 or self._home.drain.begun:
             return None
         logged = self._home.row_log.at(self._tenant, self._sent + 1)
@@ -172,60 +187,75 @@ class Subscription:
         batch = await self._batch(logged)
         self._credit -= 1
         self._sent += 1
-        if batch.ByteSize() <= FRAME_BYTES:
-            return pb.SubscribeRowsResponse(batch=batch)
-        self._frames = deque(_framed(part) for part in frames_of(batch.SerializeToString()))
-        return self._frames.popleft()
-
-    async def _rest(self) -> AsyncIterator[pb.SubscribeRowsResponse]:
-        """Give what is left of a framed batch; nothing may come between its frames."""
-        frames, self._frames = self._frames, deque()
-        for frame in frames:
-            yield frame
+        return batch
 
     async def _batch(self, logged: row_log_pb2.LoggedGroup) -> group_batch_pb2.GroupBatch:
-        """Assemble a batch from its references; drop it durably when that is impossible."""
+        """Assemble a group from its references; drop it durably when that is impossible.
+
+        Raises:
+            Refusal: PEER_UNAVAILABLE, Staging is away: nothing is known of the group.
+        """
         segments: list[staged_call_pb2.StagedCall] = []
-        if not logged.drop_reason:
-            try:
-                segments = await self._segments(logged)
-            except RefusedError as error:
-                _LOG.error("group %s cannot be read: %s", logged.group_id, error)
-                logged = dropped(logged, f"unreadable: {error.message}"[:256])
-                await self._home.row_log.replace(self._tenant, logged)
-        receipts = self._home.row_log.group_rollouts(self._tenant, logged.group_id)
-        return group_batch_pb2.GroupBatch(
-            cursor=logged.cursor,
-            group_id=logged.group_id,
-            receipts=[receipts[slot].receipt for slot in sorted(receipts)],
-            segments=segments,
-            rows=logged.rows,
-            drop_reason=logged.drop_reason,
-            row_multiple=logged.row_multiple,
-            heuristic_fraction=logged.heuristic_fraction,
-        )
+        try:
+            segments = await self._segments(logged)
+        except LostCallError as error:
+            _LOG.error("group %s cannot be read: %s", logged.group_id, error)
+            logged = dropped(logged, str(error))
+            if not await self._home.row_log.replace(self._tenant, logged):
+                raise _superseded(self._consumer) from error  # consumed meanwhile, so cleaned
+        rollouts = self._home.row_log.rollouts(self._tenant, logged)
+        return make_batch(logged, [rollout.receipt for rollout in rollouts], segments)
 
     async def _segments(self, logged: row_log_pb2.LoggedGroup) -> list[staged_call_pb2.StagedCall]:
+        """Read the calls of a group, each proven to be the one that was verified (B20).
+
+        Raises:
+            LostCallError: one is missing, damaged or another.
+            Refusal: PEER_UNAVAILABLE.
+        """
         staging = self._home.staging.for_tenant(self._tenant)
         by_key: dict[str, list[str]] = {}
         for reference in logged.segments:
             by_key.setdefault(reference.capture_key, []).append(reference.call_id)
         found: dict[tuple[str, str], staged_call_pb2.StagedCall] = {}
         for capture_key, call_ids in by_key.items():
-            for call in await staging.fetch(capture_key, call_ids):
-                call.ClearField("served_response")
-                found[capture_key, call.call_id] = call
+            calls = await read_segments(staging, capture_key, call_ids)
+            found.update(((capture_key, call.call_id), call) for call in calls)
         segments = []
         for reference in logged.segments:
-            call = found[reference.capture_key, reference.call_id]
-            if call.digest != reference.digest:
-                raise RefusedError(
-                    grpc.StatusCode.DATA_LOSS,
-                    f"call {reference.call_id} is not the one that was verified",
-                    reason=er.ERROR_REASON_DIGEST_MISMATCH,
-                )
+            call = found.get((reference.capture_key, reference.call_id))
+            if call is None:
+                raise LostCallError("staged_call_missing", reference.capture_key, reference.call_id)
             segments.append(call)
+        altered = await asyncio.to_thread(_altered, logged, segments)
+        if altered is not None:
+            raise LostCallError("staged_call_altered", altered.capture_key, altered.call_id)
         return segments
+
+
+def _altered(
+    logged: row_log_pb2.LoggedGroup, segments: list[staged_call_pb2.StagedCall]
+) -> row_log_pb2.SegmentReference | None:
+    calls = []
+    for reference, segment in zip(logged.segments, segments, strict=True):
+        try:
+            calls.append(staged_call_from_proto(segment))
+        except ColumnError:
+            return reference
+    return altered_call(logged, calls)
+
+
+def _check_start(start: pb.StartSubscription, state: row_log_pb2.RowLogState) -> int:
+    """Give the position to go on behind.
+
+    Raises:
+        Refusal: CURSOR_INVALID.
+    """
+    if not start.HasField("after_cursor"):
+        return state.committed_cursor
+    if not state.committed_cursor <= start.after_cursor <= state.head_cursor:
+        raise cursor_invalid(start.after_cursor, state.committed_cursor, state.head_cursor)
+    return start.after_cursor
 
 
 def cursor_invalid(cursor: int, low: int, high: int) -> Refusal:
@@ -237,6 +267,15 @@ def cursor_invalid(cursor: int, low: int, high: int) -> Refusal:
         low=low,
         high=high,
     )
+
+
+def _parts(batch: group_batch_pb2.GroupBatch) -> Iterator[pb.SubscribeRowsResponse]:
+    """Give a group whole or in frames; nothing may come between its frames."""
+    if batch.ByteSize() <= FRAME_BYTES:
+        yield pb.SubscribeRowsResponse(batch=batch)
+        return
+    for frame in frames_of(batch.SerializeToString(deterministic=True)):
+        yield _framed(frame)
 
 
 def _framed(frame: Frame) -> pb.SubscribeRowsResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ import grpc.aio
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest_client.ledger import LedgerClient
 from callforest_client.staging import StagingClient
+from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import LmdbStore
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.finalizer.cleanup import Cleanup
 from callforest_mesh.finalizer.delivery import Subscriptions
+from callforest_mesh.finalizer.judgement import Judge
 from callforest_mesh.finalizer.servicer import FinalizerServicer
 from callforest_mesh.finalizer.store import DATABASES, RowLog
 
@@ -32,7 +35,8 @@ class FinalizerOptions:
         row_multiple: groups are padded to a multiple of this many rows (FIN-6).
         map_size_bytes: the most that the store's file grows to.
         quota_bytes: used bytes from which new receipts and groups are refused.
-        cleanup_tenants: tenants whose cleanup duty is resumed at start.
+        cleanup_tenants: tenants whose cleanup duty is resumed at start; that of the others is
+            resumed when their consumer subscribes.
     """
 
     path: Path
@@ -43,8 +47,8 @@ class FinalizerOptions:
 
     def __post_init__(self) -> None:
         """Refuse a multiple that no group can have."""
-        if not 1 <= self.row_multiple <= 65536:
-            raise ValueError("row_multiple must be 1 to 65,536")
+        if not 1 <= self.row_multiple <= 4096:
+            raise ValueError("row_multiple must be 1 to 4,096")
 
 
 class FinalizerService:
@@ -68,24 +72,16 @@ class FinalizerService:
         ledger: LedgerClient,
         staging: StagingClient,
         *,
-        on_fatal: Callable[[Exception], None],
+        on_fatal: Callable[[Exception], None] = exit_process,
     ) -> None:
         self._options = options
-        self._store = LmdbStore(
-            options.path,
-            map_size_bytes=options.map_size_bytes,
-            databases=DATABASES,
-            quota_bytes=options.quota_bytes,
-            on_fatal=on_fatal,
-            name=self.name,
-        )
-        row_log = RowLog(self._store)
-        self._cleanup = Cleanup(row_log, staging)
+        self._on_fatal = on_fatal
+        self._row_log = RowLog(self._open_store)
+        self._cleanup = Cleanup(self._row_log, staging)
         self._servicer = FinalizerServicer(
-            row_log,
-            ledger,
-            staging,
-            Subscriptions(row_log, staging, self._cleanup, drain),
+            self._row_log,
+            Judge(ledger, staging),
+            Subscriptions(self._row_log, staging, self._cleanup, drain),
             row_multiple=options.row_multiple,
         )
 
@@ -97,11 +93,22 @@ class FinalizerService:
         )
 
     async def start(self) -> None:
-        """Go on with the cleanup that was left."""
+        """Open the store and go on with the cleanup that was left."""
+        await asyncio.to_thread(self._row_log.open)
         for tenant in self._options.cleanup_tenants:
             self._cleanup.wake(tenant)
 
     async def stop(self) -> None:
-        """End the cleanup tasks and close the store."""
+        """End the cleanup tasks and close the store. Idempotent."""
         await self._cleanup.stop()
-        await self._store.close()
+        await self._row_log.close()
+
+    def _open_store(self) -> LmdbStore:
+        return LmdbStore(
+            self._options.path,
+            map_size_bytes=self._options.map_size_bytes,
+            databases=DATABASES,
+            quota_bytes=self._options.quota_bytes,
+            on_fatal=self._on_fatal,
+            name=self.name,
+        )

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 
-from callforest_client.codec import call_record_from_proto, staged_call_from_proto
-
-from callforest.capture.v1 import receipt_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest.finalizer.v1 import row_log_pb2
-from callforest_client.errors import RefusedError
-from callforest_client.ledger import LedgerClient
-from callforest_client.staging import StagingClient
-from callforest_core.custody.row import LinearizedRow
-from callforest_core.lineage.terminal import Terminal
 from callforest_core.refusal import Refusal
 from callforest_mesh.finalizer import core
 from callforest_mesh.finalizer.delivery import Subscriptions
+from callforest_mesh.finalizer.judgement import Judge
 from callforest_mesh.finalizer.store import RowLog
-
-_UNREADABLE = {
-    er.ERROR_REASON_CALL_NOT_FOUND: "staged_call_missing",
-    er.ERROR_REASON_STORE_CORRUPT: "staged_call_corrupt",
-}
 
 
 class FinalizerServicer(rpc.FinalizerServiceServicer):
@@ -34,24 +21,16 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
 
     Args:
         row_log: the durable log.
-        ledger: where manifests are.
-        staging: where tokens are.
+        judge: verifies rollouts.
         subscriptions: the live deliveries.
         row_multiple: groups are padded to a multiple of it.
     """
 
     def __init__(
-        self,
-        row_log: RowLog,
-        ledger: LedgerClient,
-        staging: StagingClient,
-        subscriptions: Subscriptions,
-        *,
-        row_multiple: int,
+        self, row_log: RowLog, judge: Judge, subscriptions: Subscriptions, *, row_multiple: int
     ) -> None:
         self._row_log = row_log
-        self._ledger = ledger
-        self._staging = staging
+        self._judge = judge
         self._subscriptions = subscriptions
         self._row_multiple = row_multiple
 
@@ -62,7 +41,7 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
         sha256 = hashlib.sha256(request.scored_response).digest()
         stored = self._row_log.rollout(request.tenant, request.rollout_id)
         if stored is None:
-            finalized = await self._finalize(request, sha256)
+            finalized = await self._judge.judge(request, sha256)
             stored = await self._row_log.keep_rollout(request.tenant, finalized)
         field = core.differing_field(stored, request, sha256)
         if field is not None:
@@ -81,25 +60,7 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
         """Publish one group."""
         logged = self._row_log.group(request.tenant, request.group_id)
         if logged is None:
-            rollouts = self._row_log.group_rollouts(request.tenant, request.group_id)
-            wanted = list(range(request.rollout_count))
-            if sorted(rollouts) != wanted and not request.abandon_reason:
-                raise Refusal(
-                    er.ERROR_REASON_GROUP_INCOMPLETE,
-                    f"group {request.group_id} has not exactly the slots 0 to {wanted[-1]}",
-                    group_id=request.group_id,
-                    expected=request.rollout_count,
-                    actual=",".join(map(str, sorted(rollouts)[:64])) or "none",
-                )
-            logged = await self._row_log.publish(
-                request.tenant,
-                core.log_group(
-                    request.group_id,
-                    [rollouts[slot] for slot in sorted(rollouts)],
-                    row_multiple=self._row_multiple,
-                    abandon_reason=request.abandon_reason,
-                ),
-            )
+            logged = await self._publish(request)
             self._subscriptions.published(request.tenant)
         elif len(logged.rollout_ids) != request.rollout_count and not logged.drop_reason:
             raise Refusal(
@@ -146,78 +107,25 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
             )
         return pb.GetReceiptResponse(receipt=stored.receipt)
 
-    async def _finalize(
-        self, request: pb.FinalizeRolloutRequest, sha256: bytes
-    ) -> row_log_pb2.FinalizedRollout:
-        """Judge a rollout: ledger evidence first, then its tokens."""
-        evidence = await self._evidence(request)
-        mask = core.mask_before_tokens(evidence)
-        terminal: Terminal | None = None
-        row: LinearizedRow | None = None
-        path_bytes = 0
-        if mask is None:
-            terminal = core.attribute(request, evidence.records)
-            if terminal.call_id is None:
-                mask = core.Mask("terminal_not_attributed", terminal.trail)
-            else:
-                verified, path_bytes = await self._verified(request, evidence, terminal)
-                if isinstance(verified, core.Mask):
-                    mask = verified
-                else:
-                    row = verified
-        receipt = core.make_receipt(request, evidence, terminal, row, mask)
-        return _finalized(request, receipt, row, path_bytes, sha256, evidence)
-
-    async def _evidence(self, request: pb.FinalizeRolloutRequest) -> core.Evidence:
-        if not request.HasField("capture_key"):
-            return core.Evidence(None, (), ())
-        manifest = await self._ledger.for_tenant(request.tenant).manifest(request.capture_key)
-        core.check_attempt(request, manifest.attempt)
-        records = tuple(call_record_from_proto(record) for record in manifest.records)
-        return core.Evidence(manifest.attempt, records, tuple(manifest.failures))
-
-    async def _verified(
-        self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence, terminal: Terminal
-    ) -> tuple[LinearizedRow | core.Mask, int]:
-        """Fetch and verify every staged call; give the row and the size of its calls."""
-        staging = self._staging.for_tenant(request.tenant)
-        call_ids = [record.call_id for record in evidence.records]
-        try:
-            staged = await staging.fetch(request.capture_key, call_ids)
-        except RefusedError as error:
-            reason = _UNREADABLE.get(error.reason)
-            if reason is None:
-                raise
-            return core.Mask(reason, error.message), 0
-        sizes = {}
-        for call in staged:
-            call.ClearField("served_response")
-            sizes[call.call_id] = call.ByteSize()
-        calls = [staged_call_from_proto(call) for call in staged]
-        # Hashing thousands of tokens is no work for the loop that acknowledges.
-        verified = await asyncio.to_thread(
-            core.verify, request.capture_key, evidence.records, terminal, calls
-        )
-        if isinstance(verified, core.Mask):
-            return verified, 0
-        return verified, sum(sizes[call_id] for call_id in verified.call_ids)
-
-
-def _finalized(
-    request: pb.FinalizeRolloutRequest,
-    receipt: receipt_pb2.Receipt,
-    row: LinearizedRow | None,
-    path_bytes: int,
-    sha256: bytes,
-    evidence: core.Evidence,
-) -> row_log_pb2.FinalizedRollout:
-    finalized = row_log_pb2.FinalizedRollout(
-        receipt=receipt,
-        scored_response_sha256=sha256,
-        path_call_ids=row.call_ids if row is not None else (),
-        path_bytes=path_bytes,
-        attempt_number=evidence.attempt.attempt_number if evidence.attempt is not None else 0,
-    )
-    if request.HasField("declared_response_id"):
-        finalized.declared_response_id = request.declared_response_id
-    return finalized
+    async def _publish(self, request: pb.FinalizeGroupRequest) -> row_log_pb2.LoggedGroup:
+        """Lay a group out and publish it; once more whenever a rollout joined it meanwhile."""
+        while True:  # each turn but the last has one rollout more, and slots end at 4,096
+            rollouts = self._row_log.group_rollouts(request.tenant, request.group_id)
+            wanted = list(range(request.rollout_count))
+            if sorted(rollouts) != wanted and not request.abandon_reason:
+                raise Refusal(
+                    er.ERROR_REASON_GROUP_INCOMPLETE,
+                    f"group {request.group_id} has not exactly the slots 0 to {wanted[-1]}",
+                    group_id=request.group_id,
+                    expected=request.rollout_count,
+                    actual=",".join(map(str, sorted(rollouts)[:64])) or "none",
+                )
+            laid_out = core.log_group(
+                request.group_id,
+                [rollouts[slot] for slot in sorted(rollouts)],
+                row_multiple=self._row_multiple,
+                abandon_reason=request.abandon_reason,
+            )
+            logged = await self._row_log.publish(request.tenant, laid_out)
+            if logged is not None:
+                return logged

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.errors import draining
 from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
 
 DATABASES = ("rollouts", "slots", "groups", "log", "state")
@@ -22,11 +24,27 @@ class RowLog:
     """Reads and writes the row log.
 
     Args:
-        store: the open environment, with DATABASES.
+        open_store: opens the environment, with DATABASES.
     """
 
-    def __init__(self, store: LmdbStore) -> None:
-        self._store = store
+    def __init__(self, open_store: Callable[[], LmdbStore]) -> None:
+        self._open_store = open_store
+        self._opened: LmdbStore | None = None
+
+    def open(self) -> None:
+        """Open the store; blocks for a moment."""
+        self._opened = self._open_store()
+
+    async def close(self) -> None:
+        """Commit what waits and close the store. Idempotent."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _store(self) -> LmdbStore:
+        if self._opened is None:
+            raise draining("finalizer")
+        return self._opened
 
     def rollout(self, tenant: str, rollout_id: str) -> row_log_pb2.FinalizedRollout | None:
         """Read what was finalized of a rollout."""
@@ -76,15 +94,33 @@ class RowLog:
 
         return self._store.read(read)
 
+    def rollouts(
+        self, tenant: str, logged: row_log_pb2.LoggedGroup
+    ) -> list[row_log_pb2.FinalizedRollout]:
+        """Read what was finalized of the rollouts of a published group, in slot order."""
+
+        def read(txn: ReadTxn) -> list[row_log_pb2.FinalizedRollout]:
+            found = [_rollout(txn, tenant, rollout_id) for rollout_id in logged.rollout_ids]
+            return [rollout for rollout in found if rollout is not None]
+
+        return self._store.read(read)
+
     async def publish(
         self, tenant: str, logged: row_log_pb2.LoggedGroup
-    ) -> row_log_pb2.LoggedGroup:
-        """Give a group the next position, all at once; a published one keeps its own."""
+    ) -> row_log_pb2.LoggedGroup | None:
+        """Give a group the next position, all at once; a published one keeps its own.
 
-        def append(txn: WriteTxn) -> row_log_pb2.LoggedGroup:
+        Returns:
+            What stands in the log; None when a rollout joined the group since it was laid out.
+        """
+
+        def append(txn: WriteTxn) -> row_log_pb2.LoggedGroup | None:
             published = _group(txn, tenant, logged.group_id)
             if published is not None:
                 return published
+            members = [name for _, name in txn.scan("slots", _key(tenant, logged.group_id))]
+            if members != [name.encode() for name in logged.rollout_ids]:
+                return None
             state = _state(txn, tenant)
             state.head_cursor += 1
             logged.cursor = state.head_cursor
@@ -96,14 +132,21 @@ class RowLog:
 
         return await self._store.write(append)
 
-    async def replace(self, tenant: str, logged: row_log_pb2.LoggedGroup) -> None:
-        """Overwrite a position with a dropped group."""
+    async def replace(self, tenant: str, logged: row_log_pb2.LoggedGroup) -> bool:
+        """Overwrite a position with a dropped group, unless it was consumed already."""
         position = _position(tenant, logged.cursor)
         raw = logged.SerializeToString()
-        await self._store.write(lambda txn: txn.put("log", position, raw), reserve=True)
+
+        def overwrite(txn: WriteTxn) -> bool:
+            if logged.cursor <= _state(txn, tenant).committed_cursor:
+                return False
+            txn.put("log", position, raw)
+            return True
+
+        return await self._store.write(overwrite, reserve=True)
 
     def at(self, tenant: str, cursor: int) -> row_log_pb2.LoggedGroup | None:
-        """Read the group at a position; None if there is none, or it was cleaned."""
+        """Read the group at a position; None if there is none."""
 
         def read(txn: ReadTxn) -> row_log_pb2.LoggedGroup | None:
             raw = txn.get("log", _position(tenant, cursor))
@@ -138,10 +181,23 @@ class RowLog:
 
         return await self._store.write(bind)
 
-    async def commit(self, tenant: str, cursor: int) -> row_log_pb2.RowLogState:
-        """Move the committed cursor; it never moves back."""
+    async def commit(
+        self, tenant: str, cursor: int, *, allowed: Callable[[], bool]
+    ) -> row_log_pb2.RowLogState | None:
+        """Move the committed cursor; it never moves back.
 
-        def move(txn: WriteTxn) -> row_log_pb2.RowLogState:
+        Args:
+            tenant: owns the log.
+            cursor: the last consumed position.
+            allowed: asked within the transaction, on the writer's thread.
+
+        Returns:
+            The log's state; None when it was no longer allowed.
+        """
+
+        def move(txn: WriteTxn) -> row_log_pb2.RowLogState | None:
+            if not allowed():
+                return None
             state = _state(txn, tenant)
             if cursor > state.committed_cursor:
                 state.committed_cursor = cursor
