@@ -85,6 +85,8 @@ class DemoLoop:
         self._options = options
         self._owner = owner
         self._trainer = trainer
+        # One client, so that all rollouts share its connections; the URL names the rollout.
+        self._openai = openai.AsyncOpenAI(api_key="none", base_url="http://unused.invalid")
 
     async def run(self) -> AsyncIterator[StepReport]:
         """Give a report after each step.
@@ -131,8 +133,8 @@ class DemoLoop:
             rollout = await self._owner.open(rollout_id)
             played: Played | None = None
             try:
-                async with openai.AsyncOpenAI(base_url=rollout.base_url, api_key="none") as client:
-                    played = await play(client, self._options.model, opening, self._options.game)
+                client = self._openai.with_options(base_url=rollout.base_url)
+                played = await play(client, self._options.model, opening, self._options.game)
             except openai.OpenAIError as error:
                 _LOG.warning("rollout %s: the harness failed: %s", rollout.capture_key, error)
                 continue
