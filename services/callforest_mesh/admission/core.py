@@ -17,6 +17,7 @@ _ABSENT: Final = frozenset(
     {
         er.ERROR_REASON_UNSPECIFIED,
         er.ERROR_REASON_DRAINING,
+        er.ERROR_REASON_ITEM_DEADLINE,
         er.ERROR_REASON_PEER_UNAVAILABLE,
     }
 )

@@ -8,15 +8,13 @@ from typing import Final
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_event_pb2
-from callforest_core.custody.call import CallRecord, staging_key
-from callforest_core.custody.digests import CONTINUATION_MODE, ROOT_MODE
+from callforest_client.codec import call_record_from_proto
 from callforest_core.lineage.chain import ChainView, ContextWitness
 from callforest_core.lineage.fingerprint import NO_FINGERPRINT
 
 OPEN: Final = attempt_pb2.ATTEMPT_STATE_OPEN
 CLOSED: Final = attempt_pb2.ATTEMPT_STATE_CLOSED
 SEALED: Final = attempt_pb2.ATTEMPT_STATE_SEALED
-_NANOSECONDS: Final = 1e9
 _NO_CONTEXT: Final = ContextWitness(NO_FINGERPRINT, 0, b"")
 
 
@@ -216,7 +214,7 @@ class AttemptView:
         call = self._calls.get(call_id)
         if call is None or call.record is not None or call.failure_reasons:
             raise LogError(revision, f"call {call_id} cannot have a record here")
-        self._chain.append_record(*_row(record))
+        self._chain.append_record(call_record_from_proto(record), _witness(record))
         call.record = record.SerializeToString()
         self._pending.pop(call_id, None)
         self.record_count += 1
@@ -231,36 +229,9 @@ class AttemptView:
         self.failure_count += 1
 
 
-def _row(record: call_record_pb2.CallRecord) -> tuple[CallRecord, ContextWitness]:
-    """Give the custody columns and the witness by which a request finds the call.
-
-    A record without fingerprints has an empty witness: nothing can continue it.
-    """
-    coords, prints = record.coords, record.fingerprints
-    parent = coords.parent_call_id if coords.HasField("parent_call_id") else None
-    witness = _NO_CONTEXT
-    if record.HasField("fingerprints"):
-        witness = ContextWitness(
-            prints.continuation, prints.context_item_count, prints.context_digest
-        )
-    row = CallRecord(
-        call_id=coords.call_id,
-        parent_call_id=parent,
-        mode=ROOT_MODE if parent is None else CONTINUATION_MODE,
-        prev_len=coords.prev_token_count,
-        delta_len=coords.delta_token_count,
-        cum_len=coords.prev_token_count + coords.delta_token_count,
-        weight_version=coords.weight_version,
-        digest=coords.digest,
-        extras_digest=coords.extras_digest,
-        chain_hash=coords.chain_hash,
-        cumulative_hash=coords.cumulative_hash,
-        staging_key=staging_key(coords.capture_key, coords.call_id),
-        response_id=record.response_id,
-        admitted_at=record.admit_time.seconds + record.admit_time.nanos / _NANOSECONDS,
-        output_fingerprint=prints.output or None,
-        continuation_fingerprint=prints.continuation or None,
-        fingerprint_version=prints.version,
-        finish_reason=record.completion.finish_reason,
-    )
-    return row, witness
+def _witness(record: call_record_pb2.CallRecord) -> ContextWitness:
+    """Give the witness by which a request finds the call; without fingerprints, an empty one."""
+    if not record.HasField("fingerprints"):
+        return _NO_CONTEXT
+    prints = record.fingerprints
+    return ContextWitness(prints.continuation, prints.context_item_count, prints.context_digest)

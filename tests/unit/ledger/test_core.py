@@ -120,7 +120,9 @@ def test_other_fingerprint_rules_never_match(attempt: Attempt) -> None:
 
 
 @pytest.mark.requirement("LED-13")
-@pytest.mark.parametrize("fault", ["parent for a root", "root for a child", "other parent", "length"])
+@pytest.mark.parametrize(
+    "fault", ["parent for a root", "root for a child", "other parent", "length"]
+)
 def test_coordinates_that_leave_their_admission_are_refused_with_a_row(
     chain: Attempt, fault: str
 ) -> None:
