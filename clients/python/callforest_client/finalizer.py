@@ -6,24 +6,30 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator
 
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from callforest.capture.v1 import group_batch_pb2, receipt_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest_client import unary
-from callforest_client.errors import UnavailableError, error_of_rpc
+from callforest_client.errors import CallforestError, UnavailableError, error_of_rpc
 from callforest_client.frames import FrameAssembler
+from callforest_core.refusal import Refusal
 
 SUBSCRIPTION_S = 3600.0
 """A subscription is renewed after this long, since every RPC has a deadline."""
+CREDIT_MAX = 1024
+"""Most groups of one grant; larger ones are cut."""
 
 
 class RowSubscription:
     """One stream of published groups.
 
     Iterate over it for the groups in order; grant credit for more; commit what is consumed. The
-    stream ends with UnavailableError when it breaks: subscribe again behind the last cursor.
+    stream ends with UnavailableError when it breaks: subscribe again behind the last cursor. What
+    was sent and not yet taken waits here, at most as many groups as credit was granted.
 
     Args:
         stub: the Finalizer's stub.
@@ -36,15 +42,25 @@ class RowSubscription:
         self._writing = asyncio.Lock()
         self._committed: dict[int, asyncio.Future[None]] = {}
         self._assembler = FrameAssembler(payloads_max=1)
-        self._batches: asyncio.Queue[group_batch_pb2.GroupBatch | Exception] = asyncio.Queue(1)
+        # Never bounded here: a reader that waits for room would not read what a commit waits for.
+        self._batches: asyncio.Queue[group_batch_pb2.GroupBatch | None] = asyncio.Queue()
+        self._failure: CallforestError | None = None
         self._reader: asyncio.Task[None] | None = None
 
     async def credit(self, groups: int) -> None:
         """Allow this many more groups."""
-        await self._write(pb.SubscribeRowsRequest(credit=pb.RowCredit(groups=groups)))
+        while groups > 0:
+            granted = min(groups, CREDIT_MAX)
+            await self._write(pb.SubscribeRowsRequest(credit=pb.RowCredit(groups=granted)))
+            groups -= granted
 
     async def commit(self, cursor: int, *, timeout_s: float = 30.0) -> None:
-        """Mark groups as consumed; return when that is durable."""
+        """Mark groups as consumed; return when that is durable.
+
+        Raises:
+            RefusedError: the cursor may not be committed, or not here any more.
+            UnavailableError: the stream broke, or nothing was confirmed in time.
+        """
         confirmed = self._committed.setdefault(cursor, asyncio.get_running_loop().create_future())
         await self._write(pb.SubscribeRowsRequest(commit=pb.CommitCursor(cursor=cursor)))
         try:
@@ -56,12 +72,16 @@ class RowSubscription:
             ) from None
 
     async def __aiter__(self) -> AsyncIterator[group_batch_pb2.GroupBatch]:
-        """Give the groups in cursor order."""
-        self._ensure_reader()
+        """Give the groups in cursor order.
+
+        Raises:
+            CallforestError: the stream ended; every group that came before was given.
+        """
         while True:
             batch = await self._batches.get()
-            if isinstance(batch, Exception):
-                raise batch
+            if batch is None:
+                self._batches.put_nowait(None)  # for whoever iterates next
+                raise self._failure or _ended()
             yield batch
 
     async def close(self) -> None:
@@ -70,56 +90,66 @@ class RowSubscription:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+        self._end(_ended())
 
     async def _write(self, request: pb.SubscribeRowsRequest) -> None:
         async with self._writing:
+            if self._failure is not None:
+                raise self._failure
             try:
                 if self._start is not None:
                     start, self._start = self._start, None
                     await self._call.write(pb.SubscribeRowsRequest(start=start))
-                    self._ensure_reader()
+                    self._reader = asyncio.ensure_future(self._read())
                 await self._call.write(request)
             except grpc.aio.AioRpcError as error:
                 raise error_of_rpc(error) from None
             except asyncio.InvalidStateError:
-                raise UnavailableError(
-                    grpc.StatusCode.UNAVAILABLE, "the subscription has ended"
-                ) from None
-
-    def _ensure_reader(self) -> None:
-        if self._reader is None:
-            self._reader = asyncio.ensure_future(self._read())
+                raise self._failure or _ended() from None
 
     async def _read(self) -> None:
-        failure: Exception = UnavailableError(
-            grpc.StatusCode.UNAVAILABLE, "the subscription has ended"
-        )
+        failure: CallforestError = _ended()
         try:
             async for response in self._call:
-                await self._take(response)
+                self._take(response)
         except grpc.aio.AioRpcError as error:
             failure = error_of_rpc(error)
-        for confirmed in self._committed.values():
-            if not confirmed.done():
-                confirmed.set_exception(failure)
-                confirmed.exception()  # nobody may wait for it any more
-        await self._batches.put(failure)
+        except (Refusal, DecodeError) as error:
+            failure = UnavailableError(grpc.StatusCode.UNAVAILABLE, f"a group broke: {error}")
+            self._call.cancel()
+        finally:
+            self._end(failure)
 
-    async def _take(self, response: pb.SubscribeRowsResponse) -> None:
+    def _take(self, response: pb.SubscribeRowsResponse) -> None:
         event = response.WhichOneof("event")
         if event == "batch":
-            await self._batches.put(response.batch)
+            self._batches.put_nowait(response.batch)
         elif event == "begin":
             self._assembler.begin(0, response.begin)
         elif event == "chunk":
             self._assembler.chunk(0, response.chunk)
         elif event == "end":
-            batch = group_batch_pb2.GroupBatch.FromString(self._assembler.end(0))
-            await self._batches.put(batch)
+            serialized = self._assembler.end(0)
+            self._batches.put_nowait(group_batch_pb2.GroupBatch.FromString(serialized))
         elif event == "committed":
             confirmed = self._committed.pop(response.committed.cursor, None)
             if confirmed is not None and not confirmed.done():
                 confirmed.set_result(None)
+
+    def _end(self, failure: CallforestError) -> None:
+        """Tell everyone who waits, once."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        for confirmed in self._committed.values():
+            if not confirmed.done():
+                confirmed.set_exception(failure)
+                confirmed.exception()  # nobody may wait for it any more
+        self._batches.put_nowait(None)
+
+
+def _ended() -> UnavailableError:
+    return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the subscription has ended")
 
 
 class FinalizerClient:
@@ -140,8 +170,10 @@ class FinalizerClient:
 
     async def finalize_rollout(self, request: pb.FinalizeRolloutRequest) -> receipt_pb2.Receipt:
         """Fix the receipt of a rollout; the client's tenant is filled in."""
-        request.tenant = self._tenant
-        response = await unary.call(self._stub.FinalizeRollout, request, timeout_s=self._timeout_s)
+        named = pb.FinalizeRolloutRequest()
+        named.CopyFrom(request)
+        named.tenant = self._tenant
+        response = await unary.call(self._stub.FinalizeRollout, named, timeout_s=self._timeout_s)
         return response.receipt
 
     async def finalize_group(

@@ -1,7 +1,7 @@
 """The rollout owner's side: open an attempt, hand its URL to a harness, finish it, publish a group.
 
-What a harness needs is the URL alone. What the owner needs is here in four calls; each may be
-repeated.
+What a harness needs is the URL alone. What the owner needs is here in four calls. All but `open`
+may be repeated; another `open` begins another attempt and gives the one before up.
 """
 
 from __future__ import annotations
