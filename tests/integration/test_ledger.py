@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,7 +17,6 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client import unary
-from callforest_client.channel import connect
 from callforest_client.errors import (
     CallforestError,
     RefusedError,
@@ -346,63 +342,3 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         await server.stop()
     assert before[0] == before[1]
     assert verdict.continuation.parent_call_id == "a"
-
-
-@contextlib.asynccontextmanager
-async def ledger_process(
-    store: Path, address: str
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, LedgerClient]]:
-    process = await asyncio.create_subprocess_exec(sys.executable, CHILD, store, address)
-    channel = connect(address)
-    client = LedgerClient(channel, tenant=TENANT, timeout_s=WAIT_S)
-    try:
-        yield process, client
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGKILL)
-        await process.wait()
-        await client.close()
-        await channel.close()
-
-
-@pytest.mark.requirement("LED-1", "LED-2")
-async def test_a_killed_ledger_keeps_every_acknowledged_row(tmp_path: Path) -> None:
-    """P1 as far as a killed process can show it; the unknown ones are learned by repeating."""
-    names = [f"c{number}" for number in range(400)]
-    contexts = {name: [user(name)] for name in names}
-    acknowledged: list[str] = []
-    enough = asyncio.Event()
-
-    async def commit(client: LedgerClient, name: str) -> None:
-        await client.record_intent(intent(name, contexts[name]))
-        await client.record(record(name, contexts[name], name))
-        acknowledged.append(name)
-        if len(acknowledged) >= 50:
-            enough.set()
-
-    async with ledger_process(tmp_path / "ledger", f"unix:{tmp_path}/first.sock") as (
-        process,
-        client,
-    ):
-        await client.open_attempt("r1", request_id=request_id())
-        work = [asyncio.ensure_future(commit(client, name)) for name in names]
-        async with asyncio.timeout(WAIT_S):
-            await enough.wait()
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
-    known = set(acknowledged)
-    assert len(known) >= 50
-    async with ledger_process(tmp_path / "ledger", f"unix:{tmp_path}/second.sock") as (_, client):
-        assert await client.has_rows("r1")  # repeats until the process serves
-        manifest = await client.manifest("r1")
-        kept = {row.coords.call_id: row for row in manifest.records}
-        assert known <= kept.keys()
-        assert all(kept[name] == record(name, contexts[name], name) for name in known)
-        await asyncio.gather(*(commit(client, name) for name in names))
-        whole = await client.manifest("r1")
-        assert [row.coords.call_id for row in whole.records][: len(kept)] == list(kept)
-        assert {row.coords.call_id for row in whole.records} == set(names)
-        assert whole.attempt.revision == 1 + 2 * len(names)

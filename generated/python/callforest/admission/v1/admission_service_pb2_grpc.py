@@ -68,8 +68,8 @@ class AdmissionServiceServicer:
     def AdmitCalls(self, request_iterator, context):
         """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
         intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
-        Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or unknown attempt is
-        a refused verdict.
+        Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or
+        unknown attempt is a refused verdict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

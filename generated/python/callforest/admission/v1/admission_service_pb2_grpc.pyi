@@ -24,8 +24,8 @@ class AdmissionServiceStub:
     AdmitCalls: _aio.StreamStreamMultiCallable[_admission_service_pb2.AdmitCallsRequest, _admission_service_pb2.AdmitCallsResponse]
     """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
     intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
-    Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or unknown attempt is
-    a refused verdict.
+    Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or
+    unknown attempt is a refused verdict.
     """
     CloseAttempt: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.CloseAttemptRequest, _admission_service_pb2.CloseAttemptResponse]
     """CloseAttempt ends new admissions of an attempt. It answers when that is durable; calls admitted
@@ -54,8 +54,8 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_admission_service_pb2.AdmitCallsResponse]:
         """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
         intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
-        Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or unknown attempt is
-        a refused verdict.
+        Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or
+        unknown attempt is a refused verdict.
         """
 
     @_abc_1.abstractmethod

@@ -99,8 +99,8 @@ class LedgerServiceServicer:
     def RecordIntents(self, request_iterator, context):
         """RecordIntents records calls before inference and decides, in the same transaction, what each
         continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
-        or unknown attempt is a refused verdict.
+        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED,
+        ITEM_DEADLINE; a closed or unknown attempt is a refused verdict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,8 +133,9 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AwaitSettled(self, request, context):
-        """AwaitSettled answers when no admitted call of a closed attempt is pending, or when wait_ms has
-        passed; the answer says which. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when
+        wait_ms has passed; the answer says which. An open attempt that settled may get more calls: close
+        it first. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

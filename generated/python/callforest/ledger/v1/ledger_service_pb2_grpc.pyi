@@ -25,8 +25,8 @@ class LedgerServiceStub:
     RecordIntents: _aio.StreamStreamMultiCallable[_ledger_service_pb2.RecordIntentsRequest, _ledger_service_pb2.RecordIntentsResponse]
     """RecordIntents records calls before inference and decides, in the same transaction, what each
     continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-    depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
-    or unknown attempt is a refused verdict.
+    depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED,
+    ITEM_DEADLINE; a closed or unknown attempt is a refused verdict.
     """
     FindPredecessor: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.FindPredecessorRequest, _ledger_service_pb2.FindPredecessorResponse]
     """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
@@ -42,8 +42,9 @@ class LedgerServiceStub:
     CloseAdmissions: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.CloseAdmissionsRequest, _ledger_service_pb2.CloseAdmissionsResponse]
     """CloseAdmissions ends new calls of an attempt. Repeat safe. Reasons: ATTEMPT_NOT_FOUND."""
     AwaitSettled: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.AwaitSettledRequest, _ledger_service_pb2.AwaitSettledResponse]
-    """AwaitSettled answers when no admitted call of a closed attempt is pending, or when wait_ms has
-    passed; the answer says which. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+    """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when
+    wait_ms has passed; the answer says which. An open attempt that settled may get more calls: close
+    it first. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
     """
     SealAttempt: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.SealAttemptRequest, _ledger_service_pb2.SealAttemptResponse]
     """SealAttempt fixes epoch, revision and pending calls of an attempt in one transaction; nothing is
@@ -81,8 +82,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_ledger_service_pb2.RecordIntentsResponse]:
         """RecordIntents records calls before inference and decides, in the same transaction, what each
         continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
-        or unknown attempt is a refused verdict.
+        depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED,
+        ITEM_DEADLINE; a closed or unknown attempt is a refused verdict.
         """
 
     @_abc_1.abstractmethod
@@ -122,8 +123,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.AwaitSettledRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.AwaitSettledRequest, _abc.Awaitable[_ledger_service_pb2.AwaitSettledResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.AwaitSettledResponse]:
-        """AwaitSettled answers when no admitted call of a closed attempt is pending, or when wait_ms has
-        passed; the answer says which. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when
+        wait_ms has passed; the answer says which. An open attempt that settled may get more calls: close
+        it first. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
         """
 
     @_abc_1.abstractmethod

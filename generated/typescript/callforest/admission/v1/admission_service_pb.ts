@@ -328,8 +328,8 @@ export const AdmissionService: GenService<{
   /**
    * AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
    * intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
-   * Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or unknown attempt is
-   * a refused verdict.
+   * Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or
+   * unknown attempt is a refused verdict.
    *
    * @generated from rpc callforest.admission.v1.AdmissionService.AdmitCalls
    */

@@ -807,8 +807,8 @@ export const LedgerService: GenService<{
   /**
    * RecordIntents records calls before inference and decides, in the same transaction, what each
    * continues. A repeat with the same call_id and body_digest gets the same verdict. Cost does not
-   * depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed
-   * or unknown attempt is a refused verdict.
+   * depend on the number of earlier calls. Reasons: CALL_MISMATCH, STORE_FULL, OVERLOADED,
+   * ITEM_DEADLINE; a closed or unknown attempt is a refused verdict.
    *
    * @generated from rpc callforest.ledger.v1.LedgerService.RecordIntents
    */
@@ -853,8 +853,9 @@ export const LedgerService: GenService<{
     output: typeof CloseAdmissionsResponseSchema;
   },
   /**
-   * AwaitSettled answers when no admitted call of a closed attempt is pending, or when wait_ms has
-   * passed; the answer says which. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+   * AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when
+   * wait_ms has passed; the answer says which. An open attempt that settled may get more calls: close
+   * it first. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
    *
    * @generated from rpc callforest.ledger.v1.LedgerService.AwaitSettled
    */
