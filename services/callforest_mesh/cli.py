@@ -131,10 +131,9 @@ def _up(parsed: argparse.Namespace) -> int:
 
 def _serve(parsed: argparse.Namespace) -> int:
     from callforest_mesh.chassis.configuration import SERVICES
-    from callforest_mesh.chassis.configuration_section import unknown_key
 
     if parsed.name not in SERVICES:
-        return _complain(str(unknown_key(parsed.name, SERVICES, "service")), WRONG)
+        return _complain(f"no service {parsed.name!r}; known are {', '.join(SERVICES)}", WRONG)
 
     def run(configuration: MeshConfiguration) -> int:
         from callforest_mesh import assembly

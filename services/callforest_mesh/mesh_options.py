@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Literal
 
 from callforest_mesh.chassis.configuration import (
@@ -20,6 +20,7 @@ from callforest_mesh.chassis.configuration_section import (
     ConfigurationError,
     Value,
     read_section,
+    unknown_key,
 )
 
 if TYPE_CHECKING:
@@ -104,6 +105,10 @@ def worker_options(configuration: MeshConfiguration) -> WorkerOptions:
     """Read the worker's own options, the engine's apart."""
     from callforest_mesh.worker.options import WorkerOptions
 
+    known = [one.name for one in fields(WorkerOptions)]
+    for key in configuration.worker:
+        if key not in (*known, *_ENGINE_KEYS):
+            raise unknown_key(key, (*known, *_ENGINE_KEYS), "worker")
     own = {key: one for key, one in configuration.worker.items() if key not in _ENGINE_KEYS}
     path = {"state_path": configuration.state_dir / "worker"}
     return read_section(WorkerOptions, own, where="worker", defaults=path)
