@@ -1,0 +1,183 @@
+"""A whole mesh without finalizer and trainer: real services, a scripted engine, a harness's SDK."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import httpx
+import numpy as np
+import openai
+
+from callforest_client.admission import AdmissionClient
+from callforest_client.channel import connect
+from callforest_client.ledger import LedgerClient, Manifest
+from callforest_client.staging import StagingClient
+from callforest_client.worker import WorkerClient
+from callforest_core.custody.tokens import TokenIds
+from callforest_mesh.admission.service import AdmissionOptions, AdmissionService
+from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.server import MeshServer, ServerOptions
+from callforest_mesh.chassis.service import MeshService
+from callforest_mesh.gateway.service import GatewayOptions, GatewayService
+from callforest_mesh.ledger.service import LedgerOptions, LedgerService
+from callforest_mesh.staging.service import StagingOptions, StagingService
+from callforest_mesh.worker.chat_text import Message
+from callforest_mesh.worker.scripted import ScriptedEngine
+from callforest_mesh.worker.service import WorkerOptions, WorkerService
+
+SMALL_STORE = {"map_size_bytes": 64 << 20, "quota_bytes": 48 << 20}
+CONTROL_TOKEN = "control token"
+
+
+@dataclass(frozen=True)
+class WordVocabulary:
+    """Ids of whole words; a text is encoded from the left, the longest word first."""
+
+    words: dict[int, str]
+
+    def encode(self, text: str) -> TokenIds:
+        found: list[int] = []
+        while text:
+            known = [token for token, word in self.words.items() if text.startswith(word)]
+            best = max(known, key=lambda token: len(self.words[token]))
+            found.append(best)
+            text = text[len(self.words[best]) :]
+        return np.array(found, np.uint32)
+
+    def decode(self, token_ids: TokenIds) -> str:
+        return "".join(self.words.get(int(token), "") for token in token_ids)
+
+
+@dataclass(frozen=True)
+class TurnTemplate:
+    """1 text 2 for a user, 3 text 4 for the assistant, then what follows each assistant turn."""
+
+    vocabulary: WordVocabulary
+    after_turn: str = ""
+    terminators: frozenset[int] = frozenset({4})
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> TokenIds:
+        prompt: list[int] = []
+        for message in messages:
+            text = self.vocabulary.encode(str(message["content"] or ""))
+            if message["role"] == "assistant":
+                prompt += [3, *text.tolist(), 4, *self.vocabulary.encode(self.after_turn).tolist()]
+            else:
+                prompt += [1, *text.tolist(), 2]
+        return np.array(prompt + [3] * add_generation_prompt, np.uint32)
+
+
+@dataclass
+class FirstPathMesh:
+    """The services of one running mesh, and clients of each."""
+
+    engine: ScriptedEngine
+    url: str = ""
+    admission: AdmissionClient = field(init=False)
+    ledger: LedgerClient = field(init=False)
+    staging: StagingClient = field(init=False)
+    worker: WorkerClient = field(init=False)
+    servers: dict[str, MeshServer] = field(default_factory=dict)
+    http: httpx.AsyncClient = field(init=False)
+
+    async def open(self, rollout_id: str = "r") -> str:
+        """Open the rollout's next attempt; give its capture key."""
+        attempt = await self.admission.open_attempt(rollout_id, request_id=str(uuid.uuid4()))
+        return attempt.capture_key
+
+    @asynccontextmanager
+    async def harness(self, capture_key: str) -> AsyncIterator[openai.AsyncOpenAI]:
+        """Give the SDK as a harness uses it: a base URL, nothing else."""
+        base_url = f"{self.url}/rollouts/{capture_key}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0) as client:
+            yield client
+
+    async def ask(self, capture_key: str, *messages: object, **fields: object) -> httpx.Response:
+        """Send a Chat Completions request as plain HTTP."""
+        return await self.http.post(
+            f"{self.url}/rollouts/{capture_key}/v1/chat/completions",
+            content=json.dumps({"model": "scripted", "messages": messages, **fields}),
+        )
+
+    async def manifest(self, capture_key: str) -> Manifest:
+        """Read an attempt and its rows."""
+        return await self.ledger.manifest(capture_key)
+
+    def prompts(self) -> list[list[int]]:
+        """Give the prompts that the engine received."""
+        return [prompt.token_ids.tolist() for prompt in self.engine.prompts]
+
+
+@asynccontextmanager
+async def running_mesh(
+    path: Path,
+    engine: ScriptedEngine,
+    *,
+    local: bool = False,
+    worker: dict[str, object] | None = None,
+    gateway: dict[str, object] | None = None,
+) -> AsyncIterator[FirstPathMesh]:
+    """Run a mesh.
+
+    Args:
+        path: directory of the stores.
+        engine: generates.
+        local: within this process, or each service on a socket of its own.
+        worker: options of the worker.
+        gateway: options of the gateway.
+    """
+    mesh = FirstPathMesh(engine)
+    async with AsyncExitStack() as stack:
+
+        async def serve(service: MeshService, drain: Drain) -> grpc.aio.Channel:
+            server = MeshServer(
+                service,
+                "" if local else f"unix:{path}/{service.name}.sock",
+                drain,
+                ServerOptions(grace_s=5.0),
+            )
+            bound = await server.start()
+            mesh.servers[service.name] = server
+            stack.push_async_callback(server.stop)
+            channel = server.local_channel() if local else connect(bound)
+            stack.push_async_callback(channel.close)
+            return channel
+
+        drain = Drain()
+        options = StagingOptions(path / "staging", **SMALL_STORE)
+        mesh.staging = StagingClient(await serve(StagingService(options, drain), drain))
+        drain = Drain()
+        service = LedgerService(LedgerOptions(path / "ledger", **SMALL_STORE), drain)
+        mesh.ledger = LedgerClient(await serve(service, drain), timeout_s=2.0)
+        drain = Drain()
+        admission = AdmissionService(AdmissionOptions(), drain, mesh.ledger)
+        mesh.admission = AdmissionClient(await serve(admission, drain), timeout_s=2.0)
+        drain = Drain()
+        worker_options = WorkerOptions(path / "worker", **(worker or {}))
+        hosted = WorkerService(worker_options, drain, engine, mesh.staging)
+        mesh.worker = WorkerClient(await serve(hosted, drain))
+        for client in (mesh.staging, mesh.ledger, mesh.admission, mesh.worker):
+            stack.push_async_callback(client.close)
+        drain = Drain()
+        edge = GatewayService(
+            GatewayOptions(
+                **{"control_token": CONTROL_TOKEN, "commit_timeout_s": 2.0, **(gateway or {})}
+            ),
+            drain,
+            mesh.admission,
+            mesh.ledger,
+            mesh.worker,
+        )
+        server = MeshServer(edge, "", drain)
+        await server.start()
+        mesh.servers["gateway"] = server
+        stack.push_async_callback(server.stop)
+        mesh.url = edge.url
+        mesh.http = await stack.enter_async_context(httpx.AsyncClient(timeout=30.0))
+        yield mesh
