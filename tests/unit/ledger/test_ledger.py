@@ -88,10 +88,10 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await made.ledger.stop()
 
 
-async def waiting(bench: Bench, wait_s: float = 60.0) -> asyncio.Task[attempt_pb2.Attempt]:
+async def waiting(bench: Bench) -> asyncio.Task[attempt_pb2.Attempt]:
     """Start a wait and return once it really waits."""
     before = bench.watch.wait_count
-    task = asyncio.ensure_future(bench.ledger.await_settled(ATTEMPT, wait_s=wait_s))
+    task = asyncio.ensure_future(bench.ledger.await_settled(ATTEMPT, wait_s=60.0))
     await asyncio.sleep(0)
     assert bench.watch.wait_count == before + 1
     await bench.ledger.has_rows(ATTEMPT)  # answered behind the wait's own look
@@ -242,7 +242,7 @@ async def test_a_caller_that_goes_away_still_ends_the_wait(bench: Bench) -> None
 async def test_a_wait_that_is_over_says_what_is_pending(bench: Bench) -> None:
     await bench.open()
     await bench.ledger.record_intent(TENANT, intent("a"))
-    shown = await (await waiting(bench, wait_s=0.2))
+    shown = await bench.ledger.await_settled(ATTEMPT, wait_s=0.05)
     assert list(shown.pending_call_ids) == ["a"]
     assert bench.watch.wait_count == 0
 
