@@ -28,7 +28,7 @@ from callforest_mesh.gateway.service import GatewayOptions, GatewayService
 from callforest_mesh.ledger.service import LedgerOptions, LedgerService
 from callforest_mesh.staging.service import StagingOptions, StagingService
 from callforest_mesh.worker.chat_text import Message
-from callforest_mesh.worker.scripted import ScriptedEngine
+from callforest_mesh.worker.scripted import ScriptedEngine, ScriptedTurn
 from callforest_mesh.worker.service import WorkerOptions, WorkerService
 
 SMALL_STORE = {"map_size_bytes": 64 << 20, "quota_bytes": 48 << 20}
@@ -71,6 +71,49 @@ class TurnTemplate:
             else:
                 prompt += [1, *text.tolist(), 2]
         return np.array(prompt + [3] * add_generation_prompt, np.uint32)
+
+
+GO = {"role": "user", "content": "go"}
+WORDS = WordVocabulary(
+    {
+        5: "ok",
+        6: "o",
+        7: "k",
+        10: "H",
+        11: "AVING",
+        12: "HAV",
+        13: "ING",
+        20: "go",
+        30: "some",
+        31: "text",
+        40: "Hi",
+        41: "!",
+        98: "\n",
+        99: "!\n\n",
+    }
+)
+
+
+def scripted(*turns: ScriptedTurn, after_turn: str = "") -> ScriptedEngine:
+    """Make an engine of the bug cases' vocabulary that gives these turns in order."""
+    return ScriptedEngine(
+        vocabulary=WORDS,
+        template=TurnTemplate(WORDS, after_turn),
+        script=lambda _prompt, _call_id, ordinal: turns[ordinal],
+    )
+
+
+def turn(*token_ids: int, finish_reason: str = "stop", **changed: object) -> ScriptedTurn:
+    logprobs = [-0.1 * (index + 1) for index in range(len(token_ids))]
+    fields = {"token_ids": token_ids, "logprobs": logprobs, "finish_reason": finish_reason}
+    return ScriptedTurn(**{**fields, **changed})
+
+
+def spoken(response: httpx.Response) -> dict[str, object]:
+    """Give the served message, as a harness echoes it."""
+    assert response.status_code == 200, response.text
+    message: dict[str, object] = response.json()["choices"][0]["message"]
+    return message
 
 
 @dataclass

@@ -1,0 +1,200 @@
+"""What fails on the way of a call, and what the harness and the ledger get then."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from callforest_mesh.worker.scripted import ScriptedEngine, ScriptedOptions, ScriptedTurn
+from tests.integration.first_path_mesh import (
+    GO,
+    WORDS,
+    FirstPathMesh,
+    running_mesh,
+    scripted,
+    spoken,
+    turn,
+)
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[FirstPathMesh]:
+    """A mesh whose engine answers pseudo-randomly, in ChatML."""
+    async with running_mesh(tmp_path, ScriptedEngine()) as running:
+        yield running
+
+
+@pytest.mark.requirement("CAP-7", "LED-11")
+@pytest.mark.bugcase("B08", "B10")
+@pytest.mark.parametrize(
+    ("sampled", "reason"),
+    [
+        (turn(*[30] * 57, reported_count=57), None),
+        (turn(30, 31, 4, reported_count=57), "count_mismatch"),
+        (turn(*[30] * 57, logprobs=[-0.1] * 56), "count_mismatch"),
+        (turn(30, 31, 4, logprobs=[-0.5, -np.inf, np.nan]), "non_finite_logprob"),
+        (turn(), "empty_generation"),
+    ],
+)
+async def test_engine_that_lost_count_is_served_and_poisons(
+    sampled: ScriptedTurn, reason: str | None, tmp_path: Path
+) -> None:
+    async with running_mesh(tmp_path, scripted(sampled)) as mesh:
+        key = await mesh.open()
+        async with mesh.harness(key) as client:
+            served = await client.chat.completions.create(model="m", messages=[GO], logprobs=True)
+        assert served.choices[0].message.content == WORDS.decode(np.asarray(sampled.token_ids))
+        manifest = await mesh.manifest(key)
+        stored = await mesh.staging.stat()
+    if reason is None:
+        assert (len(manifest.records), len(manifest.failures)) == (1, 0)
+        return
+    assert not manifest.records
+    assert stored.call_count == 0
+    (failure,) = manifest.failures
+    assert (failure.reason, failure.worker_reason) == ("worker_capture_failed", reason)
+
+
+@pytest.mark.requirement("LED-11", "CAP-7")
+async def test_failed_call_is_never_a_parent(tmp_path: Path) -> None:
+    engine = scripted(turn(30, 4, reported_count=9), turn(30, 4))
+    async with running_mesh(tmp_path, engine) as mesh:
+        key = await mesh.open()
+        answer = spoken(await mesh.ask(key, GO))
+        spoken(await mesh.ask(key, GO, answer, GO))
+        manifest = await mesh.manifest(key)
+    assert [one.reason for one in manifest.failures] == [
+        "worker_capture_failed",
+        "unresolved_parent",
+    ]
+    assert not manifest.records
+
+
+@pytest.mark.requirement("CAP-7")
+@pytest.mark.bugcase("B15")
+async def test_identical_texts_of_two_siblings_resolve_to_neither(tmp_path: Path) -> None:
+    engine = scripted(turn(5, 4), turn(6, 7, 4), turn(30, 4), turn(30, 4))
+    async with running_mesh(tmp_path, engine) as mesh:
+        key, other = await mesh.open("r"), await mesh.open("healthy")
+        siblings = [await mesh.ask(key, GO) for _ in range(2)]
+        assert [spoken(one)["content"] for one in siblings] == ["ok", "ok"]
+        names = [one.headers["x-callforest-call-id"] for one in siblings]
+        assert spoken(await mesh.ask(key, GO, spoken(siblings[0]), GO))["content"] == "some"
+        await mesh.ask(other, GO)
+        manifest, healthy = await mesh.manifest(key), await mesh.manifest(other)
+        # Served from text: neither sibling's tokens were taken for the history's.
+        assert mesh.prompts()[2] == [1, 20, 2, 3, 5, 4, 1, 20, 2, 3]
+    assert len(manifest.records) == 2
+    (failure,) = manifest.failures
+    assert failure.reason == "unresolved_parent"
+    assert all(name in failure.detail for name in names)
+    assert (len(healthy.records), len(healthy.failures)) == (1, 0)
+
+
+@pytest.mark.requirement("CAP-7")
+async def test_staging_down_is_served_after_the_bound_with_a_failure(tmp_path: Path) -> None:
+    options = {"stage_timeout_s": 0.3}
+    async with running_mesh(tmp_path, ScriptedEngine(), worker=options) as mesh:
+        key = await mesh.open()
+        await mesh.servers["staging"].stop()
+        assert spoken(await mesh.ask(key, GO))["content"]
+        manifest = await mesh.manifest(key)
+    (failure,) = manifest.failures
+    assert failure.reason == "worker_capture_failed"
+    assert failure.worker_reason == "stage_timeout"
+    assert not manifest.attempt.pending_call_ids
+
+
+@pytest.mark.requirement("CAP-7", "API-6")
+async def test_ledger_down_is_refused_before_generation(mesh: FirstPathMesh) -> None:
+    key = await mesh.open()
+    await mesh.servers["ledger"].stop()
+    response = await mesh.ask(key, GO)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "unavailable"
+    assert int(response.headers["retry-after"]) >= 1
+    assert not mesh.prompts()
+
+
+@pytest.mark.requirement("CAP-7")
+async def test_ledger_that_goes_down_during_a_call_serves_nothing(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with running_mesh(tmp_path, engine, gateway={"commit_timeout_s": 0.3}) as mesh:
+        key = await mesh.open()
+
+        async def pause(_call_id: str) -> None:
+            await mesh.servers["ledger"].stop()
+
+        engine.pause = pause
+        response = await mesh.ask(key, GO)
+    assert response.status_code == 503
+    assert "choices" not in response.json()
+
+
+@pytest.mark.requirement("LED-11")
+async def test_context_overflow_is_the_engines_refusal_and_poisons(tmp_path: Path) -> None:
+    engine = ScriptedEngine(ScriptedOptions(context_token_count=64))
+    async with running_mesh(tmp_path, engine) as mesh:
+        key = await mesh.open()
+        async with mesh.harness(key) as client:
+            with pytest.raises(openai.BadRequestError, match="maximum context length"):
+                await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "long " * 20}]
+                )
+        manifest = await mesh.manifest(key)
+    (failure,) = manifest.failures
+    assert failure.reason == "request_finished_without_staged_coordinates"
+    assert "maximum context length" in failure.detail
+
+
+@pytest.mark.requirement("LED-11", "API-6")
+async def test_harness_that_hangs_up_ends_its_generation_and_poisons(tmp_path: Path) -> None:
+    generating, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def pause(_call_id: str) -> None:
+        generating.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with running_mesh(tmp_path, ScriptedEngine(pause=pause)) as mesh:
+        key = await mesh.open()
+        asking = asyncio.ensure_future(mesh.ask(key, GO))
+        await generating.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        async with asyncio.timeout(10):
+            await cancelled.wait()
+        await mesh.admission.close_attempt(key)
+        attempt = await mesh.ledger.await_settled(key, wait_s=10.0)
+        assert not attempt.pending_call_ids
+        manifest = await mesh.manifest(key)
+    assert [one.reason for one in manifest.failures] == [
+        "request_finished_without_staged_coordinates"
+    ]
+
+
+@pytest.mark.requirement("API-6")
+async def test_gateway_that_stops_finishes_the_calls_in_work(tmp_path: Path) -> None:
+    generating, generate = asyncio.Event(), asyncio.Event()
+
+    async def pause(_call_id: str) -> None:
+        generating.set()
+        await generate.wait()
+
+    async with running_mesh(tmp_path, ScriptedEngine(pause=pause)) as mesh:
+        key = await mesh.open()
+        asking = asyncio.ensure_future(mesh.ask(key, GO))
+        await generating.wait()
+        stopping = asyncio.ensure_future(mesh.servers["gateway"].stop())
+        generate.set()
+        assert (await asking).status_code == 200
+        await stopping
+        with pytest.raises(httpx.TransportError):
+            await mesh.ask(key, GO)
+        assert len((await mesh.manifest(key)).records) == 1

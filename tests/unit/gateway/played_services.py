@@ -1,0 +1,96 @@
+"""The services behind a gateway, played by hand."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from callforest.capture.v1 import (
+    attempt_pb2,
+    call_record_pb2,
+    capture_admission_pb2,
+    commit_coords_pb2,
+    completion_pb2,
+)
+from callforest.ledger.v1 import ledger_service_pb2
+from callforest.worker.v1 import worker_service_pb2 as worker_pb
+
+ROOT = capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
+UNCAPTURED = capture_admission_pb2.Verdict(
+    uncaptured=capture_admission_pb2.Uncaptured(reason="unresolved_parent", detail="no_match")
+)
+
+
+RESPONSE = json.dumps(
+    {"id": "chatcmpl-c0", "choices": [{"message": {"role": "assistant", "content": "a"}}]}
+).encode()
+COMPLETION = completion_pb2.Completion(
+    status=completion_pb2.COMPLETION_STATUS_COMPLETED,
+    finish_reason="stop",
+    generation_token_count=3,
+    weight_version_count=1,
+)
+
+
+def coords(capture_key: str = "k", call_id: str = "c0") -> commit_coords_pb2.CommitCoords:
+    digests = {
+        name: bytes(32) for name in ("digest", "extras_digest", "chain_hash", "cumulative_hash")
+    }
+    return commit_coords_pb2.CommitCoords(
+        capture_key=capture_key, call_id=call_id, delta_token_count=7, **digests
+    )
+
+
+def staged(**changed: object) -> worker_pb.GeneratedCall:
+    fields = {"chat_response": RESPONSE, "completion": COMPLETION, "staged": coords()}
+    return worker_pb.GeneratedCall(**{**fields, **changed})
+
+
+@dataclass
+class Played:
+    """The services behind a gateway: each answer is a value, or an exception to raise."""
+
+    verdict: object = field(default_factory=lambda: ROOT)
+    generated: object = field(default_factory=staged)
+    record_answers: list[object] = field(default_factory=list)
+    failure_answers: list[object] = field(default_factory=list)
+    admitting: Callable[[], Awaitable[None]] | None = None
+    generating: Callable[[], Awaitable[None]] | None = None
+    intents: list[attempt_pb2.CallIntent] = field(default_factory=list)
+    calls: list[worker_pb.GenerateCall] = field(default_factory=list)
+    records: list[call_record_pb2.CallRecord] = field(default_factory=list)
+    failures: list[attempt_pb2.CallFailure] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+
+    async def admit(self, intent: attempt_pb2.CallIntent, **_sent: object) -> object:
+        self.order.append("intent")
+        self.intents.append(intent)
+        if self.admitting is not None:
+            await self.admitting()
+        return give(self.verdict)
+
+    async def generate(self, call: worker_pb.GenerateCall, **_sent: object) -> object:
+        self.order.append("generate")
+        self.calls.append(call)
+        if self.generating is not None:
+            await self.generating()
+        return give(self.generated)
+
+    async def record(self, record: call_record_pb2.CallRecord, **_sent: object) -> object:
+        self.order.append("record")
+        self.records.append(record)
+        return give(next_of(self.record_answers))
+
+    async def record_failure(self, failure: attempt_pb2.CallFailure, **_sent: object) -> object:
+        self.order.append("failure")
+        self.failures.append(failure)
+        return give(next_of(self.failure_answers))
+
+
+def give(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def next_of(answers: list[object]) -> object:
+    return answers.pop(0) if answers else ledger_service_pb2.CommittedEntry(revision=1)
