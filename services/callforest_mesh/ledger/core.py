@@ -41,7 +41,7 @@ UNRESOLVED_PARENT: Final = "unresolved_parent"
 """Failure reason of a call without a predecessor, or with more than one."""
 INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
 """Failure reason of a call whose coordinates do not fit its admission."""
-CALLS_MAX: Final = 65_536
+CALLS_MAX: Final = 16_384
 """Most calls of one attempt."""
 PENDING_MAX: Final = 4096
 """Most pending calls of one attempt: whatever lists their ids stays far below 1 MiB."""
