@@ -74,18 +74,18 @@ def selected_calls(receipt: receipt_pb2.Receipt | None) -> frozenset[str]:
 
 def _walk(children: Mapping[str, list[call_record_pb2.CallRecord]]) -> Iterator[TreeLine]:
     """Walk depth-first without recursion: a chain may have thousands of calls."""
-    stack = [(record, "", True, True) for record in reversed(children[""])]
+    stack = [(record, "", True, True, False) for record in reversed(children[""])]
     while stack:
-        record, indent, last, root = stack.pop()
+        record, indent, last, root, alone = stack.pop()
         own = "" if root else ("`- " if last else "|- ")
         yield TreeLine(record, indent + own)
         below = children.get(record.coords.call_id, [])
-        # An only child stays in its column: a long chain must not run off the screen.
         only = len(below) == 1
-        deeper = indent if root else indent + ("   " if last else "|  ")
+        # In a chain each call stays in the column of the one before it.
+        if not root and not (alone and only):
+            indent += "   " if last else "|  "
         for index, child in reversed(list(enumerate(below))):
-            indent_of_child = indent if only and not root else deeper
-            stack.append((child, indent_of_child, index == len(below) - 1, False))
+            stack.append((child, indent, index == len(below) - 1, False, only))
 
 
 def _call_line(line: TreeLine, selected: frozenset[str]) -> str:

@@ -67,7 +67,7 @@ def draw(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> str:
     )
 
 
-_NAMESPACE = "http" + "://www.w3.org/2000/svg"
+_NAMESPACE = "http://www.w3.org/2000/svg"
 _PATTERN = (
     '<defs><pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect width="6" height="6" fill="#eef3ee"/>'
@@ -111,7 +111,7 @@ def _edge(boxes: Mapping[str, _Box], box: _Box) -> str:
     middle = (x1 + x2) / 2
     return (
         f'<path d="M{x1:.1f} {y1:.1f} C{middle:.1f} {y1:.1f} {middle:.1f} {y2:.1f} '
-        f'{x2:.1f} {y2:.1f}" fill="none" stroke="#667"/>'
+        f'{x2:.1f} {y2:.1f}" fill="none" stroke="slategray"/>'
     )
 
 
@@ -132,7 +132,7 @@ def _draw_box(box: _Box, *, trains: bool) -> str:
         f'<rect class="{"loss" if trains else "idle"}" x="{box.x + cut:.1f}" y="{box.y:.1f}" '
         f'width="{box.width - cut:.1f}" height="{_BOX}" fill="{fill}"/>'
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{_BOX}" '
-        'fill="none" stroke="#334"/>'
+        'fill="none" stroke="black"/>'
         f'<text x="{box.x + 6:.1f}" y="{box.y + 14:.1f}">{label}</text>'
         f'<text x="{box.x + 6:.1f}" y="{box.y + 28:.1f}">{carried} + {generated}</text></g>'
     )

@@ -16,6 +16,7 @@ KNOWN_HOSTS = {
     "example.org",
     "github.com",
     "www.apache.org",
+    "www.w3.org",
     "arxiv.org",
     "opentelemetry.io",
     "json.schemastore.org",

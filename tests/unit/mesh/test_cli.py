@@ -1,0 +1,144 @@
+"""The command line: what it refuses, with which status, and how light it starts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from callforest_mesh.chassis.configuration import CONTROL_TOKEN_VARIABLE, load
+from callforest_mesh.chassis.configuration_section import ConfigurationError
+from callforest_mesh.cli import AWAY, DONE, NO, WRONG, main
+from callforest_mesh.mesh_options import (
+    check_all,
+    gateway_options,
+    trainer_options,
+    worker_options,
+)
+
+SCRIPTED = ["--set", "worker.engine=scripted", "--set", "trainer.model_path=m"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run where no callforest.yaml is, without variables of the caller."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("CALLFOREST_")]:
+        monkeypatch.delenv(name)
+
+
+def words(settings: list[str]) -> list[str]:
+    return [word for one in settings for word in ("--set", one)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["serve", "ledgr"], WRONG, "no service 'ledgr'"),
+        (["up", *words(["tennant=x"])], WRONG, "did you mean 'tenant'?"),
+        (["up", *words(["worker.vlm=x"])], WRONG, "worker.vlm: is not a known key; did you mean"),
+        (["up"], WRONG, "worker.vllm.model: is required"),
+        (["up", *words(["worker.engine=x"])], WRONG, "must be one of 'vllm', 'scripted'"),
+        (["up", *words(["staging.quota_bytes=x"]), *SCRIPTED], WRONG, "staging.quota_bytes"),
+        (
+            ["up", "--processes", *words(["worker.scripted.model=3"]), *SCRIPTED],
+            WRONG,
+            "worker.scripted.model: must be text",
+        ),
+        (["up", "--config", "none.yaml"], WRONG, "none.yaml cannot be read"),
+        (["up", *words(["gateway.control_token=x"]), *SCRIPTED], WRONG, CONTROL_TOKEN_VARIABLE),
+        (["show", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
+        (["verify", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
+        (["conformance", "check", "nothing", "x"], WRONG, "nothing"),
+        (["conformance", "check", "lineage", "none.jsonl"], WRONG, "none.jsonl"),
+        (["conformance", "eval", "lineage", "none.jsonl"], WRONG, "none.jsonl"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == status
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert not captured.out
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["serve"], ["conformance"]])
+def test_half_a_command_line_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == WRONG
+
+
+def test_conformance_starts_light() -> None:
+    heavy = ["grpc", "lmdb", "aiohttp", "torch", "vllm", "yaml"]
+    program = (
+        "import sys, json\n"
+        "from callforest_mesh.cli import main\n"
+        "main(['conformance', 'check', 'lineage', sys.argv[1]])\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    root = Path(__file__).parents[3]
+    cases = root / "tests/golden/data/cases/lineage.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(cases)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert not loaded & set(heavy)
+    assert done.stdout.splitlines()[-2].endswith("0 failed")
+
+
+def test_doctor_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    status = main(["doctor", *words([f"state_dir={tmp_path}/file/state"])])
+    out = capsys.readouterr().out
+    assert status == NO
+    assert "NO  state_dir" in out
+    assert "set state_dir to a writable directory" in out
+    assert "NO  configuration" in out
+    assert "worker.vllm.model: is required" in out
+
+
+def test_doctor_is_content_with_a_good_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("staging", "ledger")
+    settings = [
+        f"state_dir={tmp_path}/state",
+        f"services=[{', '.join(names)}]",
+        *(f"addresses.{name}=unix:{tmp_path}/{name}.sock" for name in names),
+    ]
+    status = main(["doctor", *words(settings)])
+    out = capsys.readouterr().out
+    assert status == DONE, out
+    assert "fsync works" in out
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [], "it leaves nothing behind"
+
+
+def test_the_control_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONTROL_TOKEN_VARIABLE, "s3cret-word")
+    options = gateway_options(load(settings=["tenant=t", "gateway.port=1"]))
+    assert options.control_token == "s3cret-word"
+    assert (options.tenant, options.port) == ("t", 1)
+    assert "s3cret-word" not in repr(options)
+
+
+def test_stores_lie_in_the_state_directory(tmp_path: Path) -> None:
+    read = load(settings=[f"state_dir={tmp_path}", "worker.vllm.model=m"])
+    assert worker_options(read).state_path == tmp_path / "worker"
+    trainer = trainer_options(read)
+    assert trainer.path == tmp_path / "trainer"
+    assert trainer.model_path == Path("m").absolute(), "the engine's model unless another is named"
+    check_all(read)
+
+
+def test_options_of_services_that_do_not_run_are_not_asked_for() -> None:
+    check_all(load(settings=["services=[ledger]"]))
+    with pytest.raises(ConfigurationError, match=r"trainer\.model_path: is required"):
+        check_all(load(settings=["services=[trainer]"]))
