@@ -52,17 +52,27 @@ class Announcements:
         self._metrics.append(metrics)
         await self._tell()
 
+    def go_back(self, step: int, cursor: int) -> None:
+        """Training goes on behind an earlier step; what came after it is made once more."""
+        self.status.step = step
+        self.status.trained_cursor = cursor
+        self.status.waiting_group_count = 0
+        while self._newest > step:
+            self._metrics.pop()
+
     async def metrics(self, after_step: int) -> AsyncIterator[pb.WatchMetricsResponse]:
-        """Give the metrics of each step behind `after_step`, then of each new one.
+        """Give the metrics of each step behind `after_step`, then of each new one, in order.
+
+        A step that is made once more after a lost learner is not sent to whoever has it.
 
         Raises:
             Refusal: LEARNER_FAILED once the trainer has stopped for good.
         """
         last = after_step
         while True:
-            for metrics in [one for one in self._metrics if one.step > last]:
-                yield pb.WatchMetricsResponse(metrics=metrics)
-                last = metrics.step
+            while (due := next((m for m in self._metrics if m.step > last), None)) is not None:
+                last = due.step
+                yield pb.WatchMetricsResponse(metrics=due)
             async with self._news:
                 while not self._ended and self._newest <= last:
                     await self._news.wait()

@@ -12,6 +12,8 @@ import re
 import shutil
 from pathlib import Path
 
+from callforest_mesh.chassis.directory import sync_directory
+
 _ISSUED = "issued_weight_version.json"
 _CHECKPOINT = re.compile(r"^step-(\d{9})$")
 
@@ -27,8 +29,12 @@ class TrainerJournal:
         self._directory = directory
         self._checkpoints = directory / "checkpoints"
         self._weights = directory / "weights"
+        made = [each for each in (directory, *directory.parents) if not each.exists()]
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._weights.mkdir(parents=True, exist_ok=True)
+        # A directory that a power cut takes away would take the issued versions with it.
+        for each in (directory, *(each.parent for each in made)):
+            sync_directory(each)
 
     def issued_version(self) -> int:
         """Give the highest weight version ever issued; 0 before the first.
@@ -39,8 +45,9 @@ class TrainerJournal:
         path = self._directory / _ISSUED
         if not path.exists():
             return 0
-        issued = json.loads(path.read_text())["weight_version"]
-        if not isinstance(issued, int) or issued < 0:
+        noted: object = json.loads(path.read_text())
+        issued = noted.get("weight_version") if isinstance(noted, dict) else None
+        if not isinstance(issued, int) or isinstance(issued, bool) or issued < 0:
             raise ValueError(f"{path.name} does not hold a version")
         return issued
 
@@ -58,7 +65,7 @@ class TrainerJournal:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._directory / _ISSUED)
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
 
     def weights_path(self, version: int) -> Path:
         """Name the file that holds a version's weights."""
@@ -83,11 +90,3 @@ class TrainerJournal:
         """Remove all but the newest checkpoints."""
         for path in self.checkpoints()[keep:]:
             shutil.rmtree(path)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -31,7 +31,8 @@ class TrainerOptions:
         batch: how rows become microbatches.
         advantages: how rewards become advantages.
         outage_s: how long a peer may be away before training stops.
-        learner_restarts: how often a lost learner is started again from the last checkpoint.
+        learner_restarts: how often in a row a lost learner is started again from the last
+            checkpoint; a new checkpoint ends the row.
     """
 
     path: Path
@@ -53,7 +54,7 @@ class TrainerOptions:
     learner_restarts: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse counts that are not positive.
+        """Refuse counts that are not positive, and limits that are negative.
 
         Raises:
             ValueError: naming the option.
@@ -62,6 +63,8 @@ class TrainerOptions:
             value: int = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.outage_s < 0 or self.learner_restarts < 0:
+            raise ValueError("outage_s and learner_restarts must not be negative")
 
     def learner(self) -> pb.LearnerOptions:
         """Give the learner's part as its message."""

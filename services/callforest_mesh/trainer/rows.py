@@ -17,6 +17,7 @@ from callforest_mesh.trainer.batch import TrainingRow
 from callforest_mesh.trainer.core import (
     AdvantageOptions,
     GroupOutcome,
+    MaskedRewardPolicy,
     RolloutOutcome,
     advantages_by_rollout,
 )
@@ -48,7 +49,7 @@ class StepInput:
         rollout_count: logical rollouts, masked ones included.
         masked_count: masked rollouts.
         mask_reasons: masked rollouts by reason, with the first cause behind a colon.
-        reward_mean: over the rollouts that vote; 0.0 when none does.
+        reward_mean: over the rollouts of trained groups that vote; 0.0 when none does.
         heuristic_fraction: rollouts whose scored call the heuristic chose.
         dropped_group_count: groups without a layout.
     """
@@ -77,7 +78,13 @@ def gather_step(
     rows = [row for batch in trained for row in _rows(batch, advantages)]
     receipts = [receipt for batch in batches for receipt in batch.receipts]
     masked = [receipt for receipt in receipts if receipt.masked]
-    voters = [receipt.reward for receipt in receipts if not receipt.masked]
+    masked_vote = options.masked_reward_policy is MaskedRewardPolicy.INCLUDE
+    voters = [
+        receipt.reward
+        for batch in trained
+        for receipt in batch.receipts
+        if masked_vote or not receipt.masked
+    ]
     heuristic = sum(batch.heuristic_fraction * len(batch.receipts) for batch in batches)
     return StepInput(
         rows=tuple(rows),
@@ -112,50 +119,62 @@ def _outcome(batch: group_batch_pb2.GroupBatch) -> GroupOutcome:
 
 
 def _rows(batch: group_batch_pb2.GroupBatch, advantages: dict[str, float]) -> list[TrainingRow]:
+    """Make a group's rows, after checking that its owners are complete (FOR-5)."""
     owned: set[int] = set()
+    owners: set[int] = set()
     rows = []
     for row in batch.rows:
+        owner = _owner(batch, row)
         trains = row.kind == group_batch_pb2.ROW_KIND_TRAINING
-        owner = _owner(batch, row) if row.HasField("slot") else None
-        if trains and (owner is None or owner.masked):
-            raise GroupDefectError(batch.group_id, f"row {row.row_id} has no valid owner")
         for span in row.spans:
             if span.owns_loss and (not trains or span.segment_index in owned):
                 raise GroupDefectError(batch.group_id, f"row {row.row_id} owns loss it may not")
             if span.owns_loss:
                 owned.add(span.segment_index)
-        rollout_id = owner.rollout_id if owner is not None else _PADDING_OWNER
-        advantage = advantages[rollout_id] if trains else 0.0
-        rows.append(_whole_row(batch, row, rollout_id, advantage, valid=trains))
+        if owner is not None:
+            owners.add(owner.slot)
+        advantage = advantages[owner.rollout_id] if trains and owner is not None else 0.0
+        rows.append(_whole_row(batch, row, owner, advantage, valid=trains))
     if owned != set(range(len(batch.segments))):
         raise GroupDefectError(batch.group_id, "a segment's loss has no owner")
+    if len(owners) != len(batch.receipts):
+        raise GroupDefectError(batch.group_id, "a rollout has no row")
     return rows
 
 
-def _owner(batch: group_batch_pb2.GroupBatch, row: group_batch_pb2.Row) -> receipt_pb2.Receipt:
-    if row.slot >= len(batch.receipts):
+def _owner(
+    batch: group_batch_pb2.GroupBatch, row: group_batch_pb2.Row
+) -> receipt_pb2.Receipt | None:
+    """Give a row's rollout, which must be of the row's kind; None for padding."""
+    if row.HasField("slot") and row.slot >= len(batch.receipts):
         raise GroupDefectError(batch.group_id, f"row {row.row_id} has slot {row.slot}")
-    return batch.receipts[row.slot]
+    owner = batch.receipts[row.slot] if row.HasField("slot") else None
+    if row.kind == group_batch_pb2.ROW_KIND_PADDING:
+        fits = owner is None
+    elif row.kind == group_batch_pb2.ROW_KIND_PLACEHOLDER:
+        fits = owner is not None and owner.masked
+    elif row.kind == group_batch_pb2.ROW_KIND_TRAINING:
+        fits = owner is not None and not owner.masked
+    else:
+        raise GroupDefectError(batch.group_id, f"row {row.row_id} has kind {row.kind}")
+    if not fits:
+        raise GroupDefectError(batch.group_id, f"row {row.row_id} has no owner of its kind")
+    return owner
 
 
 def _whole_row(
     batch: group_batch_pb2.GroupBatch,
     row: group_batch_pb2.Row,
-    rollout_id: str,
+    owner: receipt_pb2.Receipt | None,
     advantage: float,
     *,
     valid: bool,
 ) -> TrainingRow:
     ids, masks, logprobs = [], [], []
-    length = 0
-    for span in row.spans:
-        segment = _segment(batch, row, span.segment_index)
-        if segment.prev_token_count != length:
-            raise GroupDefectError(
-                batch.group_id,
-                f"row {row.row_id}: call {segment.call_id} continues"
-                f" {segment.prev_token_count} tokens, {length} came before it",
-            )
+    path = _path(batch, row)
+    if valid and owner is not None:
+        _check_selected(batch, row, owner, path)
+    for segment, span in zip(path, row.spans, strict=True):
         columns = segment.canonical
         delta = np.frombuffer(columns.token_ids, _ID_BYTES)
         generated = np.frombuffer(columns.logprobs, _LOGPROB_BYTES)
@@ -167,16 +186,61 @@ def _whole_row(
         ids.append(delta)
         masks.append(mask)
         logprobs.append(aligned)
-        length += len(delta)
     return TrainingRow(
         row_id=row.row_id,
-        rollout_id=rollout_id,
+        rollout_id=owner.rollout_id if owner is not None else _PADDING_OWNER,
         token_ids=np.concatenate(ids).astype(np.uint32, copy=False),
         loss_mask=np.concatenate(masks),
         logprobs=np.concatenate(logprobs),
         advantage=advantage,
         valid=valid,
     )
+
+
+def _path(
+    batch: group_batch_pb2.GroupBatch, row: group_batch_pb2.Row
+) -> list[staged_call_pb2.StagedCall]:
+    """Give a row's calls, each of which must continue the one before it."""
+    path = [_segment(batch, row, span.segment_index) for span in row.spans]
+    if not path:
+        raise GroupDefectError(batch.group_id, f"row {row.row_id} has no calls")
+    length, parent = 0, ""
+    for call in path:
+        if (call.capture_key, call.parent_call_id) != (path[0].capture_key, parent):
+            raise GroupDefectError(
+                batch.group_id, f"row {row.row_id}: call {call.call_id} does not continue {parent}"
+            )
+        if call.prev_token_count != length:
+            raise GroupDefectError(
+                batch.group_id,
+                f"row {row.row_id}: call {call.call_id} continues"
+                f" {call.prev_token_count} tokens, {length} came before it",
+            )
+        columns = call.canonical
+        generation_bytes = len(columns.logprobs)
+        if len(columns.token_ids) != 4 * columns.carry_token_count + generation_bytes:
+            raise GroupDefectError(
+                batch.group_id, f"row {row.row_id}: the columns of {call.call_id} do not agree"
+            )
+        length, parent = length + len(columns.token_ids) // 4, call.call_id
+    return path
+
+
+def _check_selected(
+    batch: group_batch_pb2.GroupBatch,
+    row: group_batch_pb2.Row,
+    owner: receipt_pb2.Receipt,
+    path: Sequence[staged_call_pb2.StagedCall],
+) -> None:
+    """Hold a training row's calls against the receipt of its owner."""
+    selected = {call.call_id: call.digest for call in owner.calls if call.selected}
+    for call in path:
+        if call.capture_key != owner.capture_key or selected.get(call.call_id) != call.digest:
+            raise GroupDefectError(
+                batch.group_id,
+                f"row {row.row_id}: the receipt of {owner.rollout_id} does not select"
+                f" call {call.call_id} as it is",
+            )
 
 
 def _segment(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import grpc.aio
@@ -15,6 +14,7 @@ from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.trainer.announcements import Announcements
+from callforest_mesh.trainer.learner.process import LearnerProcess
 from callforest_mesh.trainer.options import TrainerOptions
 from callforest_mesh.trainer.servicer import TrainerServicer
 from callforest_mesh.trainer.training import Training
@@ -32,6 +32,7 @@ class TrainerService:
         drain: when begun, watches end with the service.
         finalizer: where groups come from.
         workers: where weights go to.
+        learner_factory: makes a learner process; each runs once.
     """
 
     name = "trainer"
@@ -43,10 +44,14 @@ class TrainerService:
         drain: Drain,
         finalizer: FinalizerClient,
         workers: Sequence[WorkerClient],
+        *,
+        learner_factory: Callable[[], LearnerProcess] = LearnerProcess,
     ) -> None:
         self._drain = drain
         announcements = Announcements()
-        self._training = Training(options, finalizer, workers, announcements)
+        self._training = Training(
+            options, finalizer, workers, announcements, learner_factory=learner_factory
+        )
         self._servicer = TrainerServicer(self._training, announcements)
         self._announcements = announcements
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,11 +71,10 @@ class TrainerService:
         ]
 
     async def stop(self) -> None:
-        """End the learner; what no checkpoint holds is trained again."""
+        """End the learner; what no checkpoint holds is trained again. Idempotent."""
         for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _end_watches(self) -> None:
         await self._drain.wait()

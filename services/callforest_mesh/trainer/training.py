@@ -8,14 +8,14 @@ anywhere goes on from the newest checkpoint; groups behind its cursor come again
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from callforest.capture.v1 import group_batch_pb2
 from callforest.trainer.v1 import trainer_service_pb2 as pb
@@ -33,8 +33,10 @@ from callforest_mesh.trainer.rows import GroupDefectError, StepInput, gather_ste
 _LOG = logging.getLogger("callforest")
 _REPEAT_S = 0.5
 _T = TypeVar("_T")
+_Wanted: TypeAlias = "asyncio.Future[tuple[int, int]]"
+"""Someone who waits for a checkpoint: its step and the cursor committed behind it."""
 
-_FATAL = (
+_SAYABLE = (
     AdvantageRefusedError,
     BatchRefusedError,
     CallforestError,
@@ -43,6 +45,7 @@ _FATAL = (
     OSError,
     ValueError,
 )
+"""What may end a training run; of anything else only the log has the words."""
 
 
 class Training:
@@ -76,31 +79,36 @@ class Training:
         self._step = 0
         self._cursor = 0
         self._version = 0
+        self._losses = 0
         self._checkpointed: tuple[int, int] | None = None
-        self._wanted: list[asyncio.Future[tuple[int, int]]] = []
+        self._wanted: list[_Wanted] = []
+        self._uncommitted: list[_Wanted] = []
         self._want = asyncio.Event()
 
     async def run(self) -> None:
         """Train until cancelled, or until nothing can go on; then say why."""
-        losses = 0
         while True:
             try:
                 await self._session()
             except LearnerLostError as error:
-                losses += 1
-                if losses > self._options.learner_restarts:
+                self._losses += 1
+                if self._losses > self._options.learner_restarts:
                     await self._stop_for_good(error)
                     return
-                _LOG.error("the learner was lost (%d); starting it again: %s", losses, error)
-            except _FATAL as error:
+                _LOG.error("the learner was lost (%d); starting it again: %s", self._losses, error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the watchers must hear of it
                 await self._stop_for_good(error)
                 return
             finally:
                 await self._end_session()
 
     async def checkpoint(self) -> tuple[int, int]:
-        """Write a checkpoint at the next chance; give its step and the committed cursor."""
-        wanted: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+        """Write a checkpoint at the next chance; give its step and the committed cursor.
+
+        Raises:
+            LearnerLostError: training stopped for good before.
+        """
+        wanted: _Wanted = asyncio.get_running_loop().create_future()
         self._wanted.append(wanted)
         self._want.set()
         return await wanted
@@ -118,14 +126,13 @@ class Training:
             self._step, self._cursor = restored.step, restored.trained_cursor
             restored_version = restored.weight_version
             self._checkpointed = (self._step, self._cursor)
+        self._announce.go_back(self._step, self._cursor)
         await self._align_workers(learner, restored_version)
-        self._announce.status.step = self._step
-        self._announce.status.trained_cursor = self._cursor
-        groups = self._groups()
-        while True:
-            await self._announce.enter(pb.TRAINER_PHASE_WAITING)
-            batches = await self._collect(groups, learner)
-            await self._train(learner, batches)
+        async with aclosing(self._groups()) as groups:
+            while True:
+                await self._announce.enter(pb.TRAINER_PHASE_WAITING)
+                batches = await self._collect(groups, learner)
+                await self._train(learner, batches)
 
     async def _align_workers(self, learner: LearnerProcess, restored_version: int) -> None:
         """See to it that every worker serves what the learner holds.
@@ -148,39 +155,66 @@ class Training:
         else:
             await self._announce.weights_serve(0, 0)
 
-    async def _groups(self) -> AsyncIterator[group_batch_pb2.GroupBatch]:
-        """Give groups behind the trained cursor, over as many streams as it takes."""
+    async def _groups(self) -> AsyncGenerator[group_batch_pb2.GroupBatch, None]:
+        """Give groups behind the trained cursor, over as many streams as it takes.
+
+        Raises:
+            GroupDefectError: a position was left out.
+            CallforestError: refused, or away for longer than `outage_s`.
+        """
         after = self._cursor
-        deadline: float | None = None
+        away_since: float | None = None
         while True:
+            opened = time.monotonic()
             subscription = self._finalizer.subscribe(self._options.consumer, after_cursor=after)
             self._subscription = subscription
             try:
+                await self._commit_cursor(subscription)
                 await subscription.credit(2 * self._options.groups_per_step)
-                await self._settle_cursor(subscription)
                 async for batch in subscription:
-                    deadline = None
+                    away_since = None
+                    if batch.cursor != after + 1:
+                        raise GroupDefectError(
+                            batch.group_id, f"has position {batch.cursor} behind {after}"
+                        )
                     after = batch.cursor
                     yield batch
                     await subscription.credit(1)
-            except UnavailableError as error:
+            except CallforestError as error:
+                if not (isinstance(error, UnavailableError) or error.retry_after_ms is not None):
+                    raise
                 now = time.monotonic()
-                deadline = deadline or now + self._options.outage_s
-                if now > deadline:
+                # A stream that stood for longer than any outage may last was none.
+                steady = now - opened > self._options.outage_s
+                away_since = now if away_since is None or steady else away_since
+                if now - away_since > self._options.outage_s:
                     raise
                 _LOG.warning("rows are away, subscribing again: %s", error)
                 await asyncio.sleep(_REPEAT_S)  # bounded by outage_s
             finally:
                 await subscription.close()
 
-    async def _settle_cursor(self, subscription: RowSubscription) -> None:
-        """Commit what a checkpoint holds already: the last trainer may have died before it did."""
-        if self._checkpointed is not None:
-            await subscription.commit(self._checkpointed[1])
-            self._announce.status.committed_cursor = self._checkpointed[1]
+    async def _commit_cursor(self, subscription: RowSubscription) -> None:
+        """Commit what the checkpoint holds, and answer who waited for that.
+
+        Said at the head of every stream too: the last trainer, or the last stream, may have died
+        between the checkpoint and its commit.
+        """
+        if self._checkpointed is None:
+            return
+        step, cursor = self._checkpointed
+        if cursor > 0:
+            await subscription.commit(cursor)
+            self._announce.status.committed_cursor = cursor
+        answered, self._uncommitted = self._uncommitted, []
+        for future in answered:
+            if not future.done():
+                future.set_result((step, cursor))
 
     async def _collect(
-        self, groups: AsyncIterator[group_batch_pb2.GroupBatch], learner: LearnerProcess
+        self,
+        groups: AsyncGenerator[group_batch_pb2.GroupBatch, None],
+        learner: LearnerProcess,
     ) -> list[group_batch_pb2.GroupBatch]:
         """Take groups until a step is full; write wanted checkpoints meanwhile."""
         batches: list[group_batch_pb2.GroupBatch] = []
@@ -188,9 +222,7 @@ class Training:
         try:
             while sum(not batch.drop_reason for batch in batches) < self._options.groups_per_step:
                 coming = coming or asyncio.ensure_future(_next(groups))
-                wanted = asyncio.ensure_future(self._want.wait())
-                await asyncio.wait({coming, wanted}, return_when=asyncio.FIRST_COMPLETED)
-                wanted.cancel()
+                await self._first_of(coming)
                 if self._want.is_set():
                     await self._write_checkpoint(learner)
                 if coming.done():
@@ -200,8 +232,17 @@ class Training:
         finally:
             if coming is not None:
                 coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
         self._announce.status.waiting_group_count = 0
         return batches
+
+    async def _first_of(self, coming: asyncio.Task[group_batch_pb2.GroupBatch]) -> None:
+        """Wait for a group or for a wanted checkpoint."""
+        wanted = asyncio.ensure_future(self._want.wait())
+        try:
+            await asyncio.wait({coming, wanted}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            wanted.cancel()
 
     async def _train(
         self, learner: LearnerProcess, batches: list[group_batch_pb2.GroupBatch]
@@ -209,8 +250,8 @@ class Training:
         """Make one step and let its weights serve."""
         await self._announce.enter(pb.TRAINER_PHASE_STEPPING)
         began = time.monotonic()
-        step = gather_step(batches, self._options.advantages)
-        plan = plan_step(step.rows, self._options.batch)
+        step = await asyncio.to_thread(gather_step, batches, self._options.advantages)
+        plan = await asyncio.to_thread(plan_step, step.rows, self._options.batch)
         made = await learner.train_step(step.rows, plan)
         stepped = time.monotonic()
         self._step, self._cursor = made.step, step.cursor
@@ -235,12 +276,16 @@ class Training:
         await learner.export_weights(path)
         sha256 = await asyncio.to_thread(_file_digest, path)
         self._journal.issue_version(version)
-        await asyncio.gather(
+        pushes = await asyncio.gather(
             *(
                 self._persist(partial(worker.update_weights, str(path), version, sha256))
                 for worker in self._workers
-            )
+            ),
+            return_exceptions=True,
         )
+        for failed in pushes:
+            if isinstance(failed, BaseException):
+                raise failed
         self._version = version
         self._journal.forget_weights_before(version)
         await self._announce.weights_serve(version, self._step)
@@ -248,7 +293,7 @@ class Training:
     async def _write_checkpoint(self, learner: LearnerProcess) -> None:
         """Write a checkpoint unless this step has one, then commit the cursor behind it."""
         self._want.clear()
-        wanted, self._wanted = self._wanted, []
+        answerable = len(self._wanted)
         if self._checkpointed != (self._step, self._cursor):
             await learner.save_checkpoint(
                 self._journal.checkpoint_path(self._step),
@@ -256,15 +301,18 @@ class Training:
                 weight_version=self._version,
             )
             self._checkpointed = (self._step, self._cursor)
-            self._journal.forget_checkpoints(keep=self._options.checkpoints_kept)
-        if self._subscription is not None and self._cursor > 0:
-            # A broken stream only delays the commit: the next one settles it.
-            with contextlib.suppress(UnavailableError):
-                await self._subscription.commit(self._cursor)
-                self._announce.status.committed_cursor = self._cursor
-        for future in wanted:
-            if not future.done():
-                future.set_result((self._step, self._announce.status.committed_cursor))
+            self._losses = 0
+            await asyncio.to_thread(
+                self._journal.forget_checkpoints, keep=self._options.checkpoints_kept
+            )
+        self._uncommitted += self._wanted[:answerable]
+        del self._wanted[:answerable]
+        if self._subscription is not None:
+            try:
+                await self._commit_cursor(self._subscription)
+            except UnavailableError as error:
+                _LOG.warning("the next stream commits the cursor: %s", error)
+                await self._subscription.close()
 
     async def _persist(self, action: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat while a worker is away, at most `outage_s`."""
@@ -278,13 +326,19 @@ class Training:
                 await asyncio.sleep(_REPEAT_S)  # bounded by outage_s
 
     async def _stop_for_good(self, error: Exception) -> None:
-        _LOG.error("training stopped: %s", error)
-        failure = f"{type(error).__name__}: {error}"
-        for future in self._wanted:
+        failure = type(error).__name__
+        if isinstance(error, _SAYABLE):
+            failure = f"{failure}: {error}"
+        _LOG.error("training stopped: %s", failure, exc_info=error)
+        await self._announce.fail(failure)
+        self._give_up(failure)
+
+    def _give_up(self, failure: str) -> None:
+        """Tell everyone who waits for a checkpoint that none will come."""
+        for future in (*self._wanted, *self._uncommitted):
             if not future.done():
                 future.set_exception(LearnerLostError(failure))
-        self._wanted = []
-        await self._announce.fail(failure)
+        self._wanted, self._uncommitted = [], []
 
     async def _end_session(self) -> None:
         if self._subscription is not None:
@@ -293,10 +347,12 @@ class Training:
         if self._learner is not None:
             await self._learner.stop()
             self._learner = None
+        if self._wanted:
+            self._want.set()  # the next session owes it
 
 
 async def _next(
-    groups: AsyncIterator[group_batch_pb2.GroupBatch],
+    groups: AsyncGenerator[group_batch_pb2.GroupBatch, None],
 ) -> group_batch_pb2.GroupBatch:
     return await anext(groups)
 
