@@ -199,7 +199,7 @@ class _Stream(Generic[PayloadT, ResultT]):
             return
         task = asyncio.ensure_future(self._answer(context, payload))
         self._tasks[sequence] = task
-        task.add_done_callback(lambda _: self._finished(sequence))
+        task.add_done_callback(lambda done: self._finished(sequence, done))
 
     def _open(self, context: item_pb2.ItemContext) -> None:
         """Admit a new item to the stream; the server never stops reading, it sheds."""
@@ -260,6 +260,9 @@ class _Stream(Generic[PayloadT, ResultT]):
         self._results.append(self._spec.result(sequence=sequence, error=status))
         self._wake.set()
 
-    def _finished(self, sequence: int) -> None:
+    def _finished(self, sequence: int, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # before its first step: nothing in it could answer
+            status = status_of_exception(asyncio.CancelledError(), service=self._service)
+            self._answer_error(sequence, status)
         self._tasks.pop(sequence, None)
         self._wake.set()
