@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import grpc
 import grpc.aio
@@ -61,10 +60,16 @@ class _Child:
         self.address = address
         self.process: asyncio.subprocess.Process | None = None
         self.keeper: asyncio.Task[None] | None = None
-        self.ready = asyncio.Event()
+        self.serving = False
+        self.changed = asyncio.Event()
         self.deaths_in_row = 0
         self.restarts = 0
         self.exit_status: int | None = None
+
+    def note_change(self) -> None:
+        """Wake who waits for the service."""
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
 
 
 class Supervisor:
@@ -145,29 +150,22 @@ class Supervisor:
         """Give how a service's last process ended: its status, or minus the signal."""
         return self._children[name].exit_status
 
-    async def wait_ready(self, name: str, timeout_s: float) -> None:
-        """Wait until a service's present process, or the next one, is SERVING.
+    async def wait_ready(self, name: str, timeout_s: float, *, restarts: int = 0) -> None:
+        """Wait until a service is SERVING, and was started again at least `restarts` times.
 
         Raises:
-            SupervisionError: it is not within `timeout_s`, or was given up.
+            SupervisionError: it is not within `timeout_s`, or a service was given up.
         """
         child = self._children[name]
         assert self._failure is not None, "start comes first"
-        ready = asyncio.ensure_future(child.ready.wait())
-        waiting: set[asyncio.Future[object]] = {
-            cast("asyncio.Future[object]", ready),
-            cast("asyncio.Future[object]", self._failure),
-        }
         try:
-            done, _ = await asyncio.wait(
-                waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            ready.cancel()
-        if self._failure.done():
-            self._failure.result()
-        if not done:
-            raise SupervisionError(f"{name} is not ready after {timeout_s} s")
+            async with asyncio.timeout(timeout_s):
+                while not (child.serving and child.restarts >= restarts):
+                    if self._failure.done():
+                        self._failure.result()
+                    await child.changed.wait()
+        except TimeoutError:
+            raise SupervisionError(f"{name} is not ready after {timeout_s} s") from None
 
     async def _keep(self, child: _Child) -> None:
         """Start a service again and again, until it is stopped or given up."""
@@ -178,7 +176,7 @@ class Supervisor:
                 child.exit_status = await child.process.wait()
             finally:
                 probe.cancel()
-                child.ready.clear()
+                child.serving = False
             if self._ends():
                 return
             child.deaths_in_row += 1
@@ -212,7 +210,7 @@ class Supervisor:
         """Ask the service's health until it is SERVING."""
         request = health_pb2.HealthCheckRequest(service=child.name)
         serving = health_pb2.HealthCheckResponse.SERVING
-        while not child.ready.is_set():
+        while not child.serving:
             async with connect(child.address) as channel:
                 ask = channel.unary_stream(
                     _WATCH,
@@ -224,7 +222,8 @@ class Supervisor:
                     async for response in watch:
                         if response.status == serving:
                             child.deaths_in_row = 0
-                            child.ready.set()
+                            child.serving = True
+                            child.note_change()
                             break
 
     def _give_up(self, child: _Child) -> None:
@@ -233,6 +232,8 @@ class Supervisor:
         if not self._failure.done():
             self._failure.set_exception(SupervisionError(message))
             self._failure.exception()  # nobody may wait for it
+        for other in self._children.values():
+            other.note_change()
 
     async def _end(self, child: _Child) -> None:
         process = child.process

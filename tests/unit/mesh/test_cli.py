@@ -142,3 +142,16 @@ def test_options_of_services_that_do_not_run_are_not_asked_for() -> None:
     check_all(load(settings=["services=[ledger]"]))
     with pytest.raises(ConfigurationError, match=r"trainer\.model_path: is required"):
         check_all(load(settings=["services=[trainer]"]))
+
+
+def test_the_example_is_a_whole_configuration() -> None:
+    example = Path(__file__).parents[3] / "deploy" / "callforest.yaml"
+    read = load(example)
+    check_all(read)
+    defaults = load(settings=["worker.vllm.model=models/policy"])
+    assert (read.addresses, read.server, read.log) == (
+        defaults.addresses,
+        defaults.server,
+        defaults.log,
+    )
+    assert gateway_options(read) == gateway_options(defaults)
