@@ -59,7 +59,7 @@ class DemoOptions:
 
     state: Path = Path(".state/demo")
     out: Path = Path("build/demo")
-    learning_rate: float = 0.02
+    learning_rate: float = 0.015
     seed: int = 0
     loop: LoopOptions = field(default_factory=lambda: LoopOptions(run="demo", model="policy"))
 

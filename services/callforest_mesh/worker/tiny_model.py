@@ -154,6 +154,7 @@ def _write_weights(
 ) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
 
     config = Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
@@ -170,10 +171,17 @@ def _write_weights(
         initializer_range=0.2,
         bos_token_id=None,
         eos_token_id=_CONTROL_TOKENS.index(TURN_END),
-        pad_token_id=_CONTROL_TOKENS.index(END_OF_TEXT),
+        # A padding token's embedding is zero, and a model that samples one has wild gradients.
+        pad_token_id=None,
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).float().eval()
-    model.save_pretrained(directory)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
