@@ -11,9 +11,12 @@ from callforest_core.custody.digests import (
     ROOT_MODE,
     CallHeader,
     DigestInputError,
+    Encoded,
+    EncodedColumns,
     FloatColumn,
     FormatVersions,
-    canonical_call_digest,
+    call_digest,
+    canonical_columns,
     exact_call_digest,
 )
 from callforest_core.custody.tokens import Logprobs, TokenIds, WideTokenIds
@@ -139,7 +142,7 @@ class StagedCall:
             self.cumulative_hash,
         )
 
-    def recompute_digest(self, opening: bytes, encoded: memoryview, logprobs: memoryview) -> bytes:
+    def recompute_digest(self, opening: bytes, encoded: Encoded, logprobs: Encoded) -> bytes:
         """Digest the fields again, committed extras digest and hashes included.
 
         Args:
@@ -151,25 +154,29 @@ class StagedCall:
             DigestInputError: the fields have no digest.
 
         """
-        parent_call_id = self.identity.parent_call_id
-        carry_len = self.carry_len
-        if len(encoded) == 0:
+        carry_len = min(max(self.carry_len, 0), len(encoded) // 8)
+        return self.digest_columns(opening, canonical_columns(carry_len, encoded, logprobs))
+
+    def digest_columns(self, opening: bytes, columns: EncodedColumns) -> bytes:
+        """`recompute_digest` from whole columns that the caller encoded; it raises the same."""
+        identity, carry_len = self.identity, self.carry_len
+        width = len(columns[0])
+        if width == 0:
             raise DigestInputError("the delta is empty")
-        if carry_len < 0 or 8 * carry_len + 2 * len(logprobs) != len(encoded):
+        made = 8 * (carry_len + len(self.logprobs))
+        if carry_len < 0 or not width == made == 2 * len(columns[1]) == 2 * len(columns[2]):
             raise DigestInputError("carry and logprobs do not make up the delta")
-        if (parent_call_id is None) != (self.prev_len == 0):
+        if (identity.parent_call_id is None) != (self.prev_len == 0):
             raise DigestInputError("exactly a root has no prefix")
         if self.versions != FORMAT_VERSIONS:
             raise DigestInputError(f"versions {tuple(self.versions)}")
-        return canonical_call_digest(
+        return call_digest(
             opening,
-            self.identity.call_id,
-            parent_call_id,
+            identity.call_id,
+            identity.parent_call_id,
             self.prev_len,
-            carry_len,
             self.weight_version,
-            encoded,
-            logprobs,
+            columns,
             (self.extras_digest, self.chain_hash, self.cumulative_hash),
         )
 

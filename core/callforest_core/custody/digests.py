@@ -22,6 +22,10 @@ from callforest_core.custody.tokens import (
     encode_ids,
 )
 
+Encoded: TypeAlias = bytes | memoryview
+"""Big-endian bytes of a column."""
+EncodedColumns: TypeAlias = tuple[Encoded, Encoded, Encoded]
+"""Ids (8 bytes a token), mask and logprobs (4 bytes a token) of a delta, carry first, finite."""
 FloatColumn: TypeAlias = NDArray[np.float64]
 """One double a token, as the contract's records carry masks and logprobs."""
 
@@ -39,7 +43,7 @@ _U64: Final = struct.Struct(">Q")
 _PAIR: Final = struct.Struct(">QQ")
 _LENGTHS: Final = struct.Struct(">QQQQQQ")
 _ROOT_BYTES: Final = b"\x00" + _U64.pack(len(ROOT_MODE)) + ROOT_MODE.encode()
-_CONTINUATION_BYTES: Final = _U64.pack(len(CONTINUATION_MODE)) + CONTINUATION_MODE.encode()
+_CHILD: Final = _U64.pack(len(CONTINUATION_MODE)) + CONTINUATION_MODE.encode()
 _PRESENT: Final = b"\x01"
 _ONE: Final = struct.pack(">f", 1.0)
 
@@ -79,11 +83,11 @@ def chain_hash(parent: bytes | None, token_ids: AnyTokenIds) -> bytes:
     return chain_hash_encoded(parent, encode_ids(token_ids))
 
 
-def chain_hash_encoded(parent: bytes | None, encoded: memoryview) -> bytes:
+def chain_hash_encoded(parent: bytes | None, encoded: Encoded) -> bytes:
     """`chain_hash` of ids that are already encoded."""
+    opening = _CHAIN_ROOT if parent is None else _CHAIN_CHILD + parent
     count = _U64.pack(len(encoded) // 8)
-    opening = (_CHAIN_ROOT,) if parent is None else (_CHAIN_CHILD, parent)
-    return hashlib.sha256(b"".join((*opening, count, encoded))).digest()
+    return hashlib.sha256(b"".join((opening, count, encoded))).digest()
 
 
 def cumulative_hash(token_ids: AnyTokenIds) -> bytes:
@@ -91,7 +95,7 @@ def cumulative_hash(token_ids: AnyTokenIds) -> bytes:
     return cumulative_hash_encoded([encode_ids(token_ids)])
 
 
-def cumulative_hash_encoded(encoded: Sequence[memoryview]) -> bytes:
+def cumulative_hash_encoded(encoded: Sequence[Encoded]) -> bytes:
     """`cumulative_hash` of a sequence given as encoded pieces, in order."""
     state = hashlib.sha256(_CUMULATIVE_DOMAIN + _U64.pack(sum(map(len, encoded)) // 8))
     for piece in encoded:
@@ -109,6 +113,12 @@ def digest_opening(capture_key: str) -> bytes:
     return _CALL_OPENING + _identifier(capture_key)
 
 
+def canonical_columns(carry_len: int, encoded: Encoded, logprobs: Encoded) -> EncodedColumns:
+    """Complete encoded ids and logprobs: zeros for the carry, ones for the generation."""
+    zeros = bytes(4 * carry_len)
+    return encoded, zeros + _ONE * (len(encoded) // 8 - carry_len), zeros + logprobs
+
+
 def canonical_call_digest(
     opening: bytes,
     call_id: str,
@@ -116,8 +126,8 @@ def canonical_call_digest(
     prev_len: int,
     carry_len: int,
     weight_version: int,
-    encoded: memoryview,
-    logprobs: memoryview,
+    encoded: Encoded,
+    logprobs: Encoded,
     digests: tuple[bytes, bytes, bytes],
 ) -> bytes:
     """Digest a call in canonical form: zeros for the carry, ones for the generation.
@@ -138,37 +148,55 @@ def canonical_call_digest(
         DigestInputError: an identity is empty or not valid Unicode, or a length exceeds 64 bits.
 
     """
-    width = len(encoded)
+    columns = canonical_columns(carry_len, encoded, logprobs)
+    return call_digest(opening, call_id, parent_call_id, prev_len, weight_version, columns, digests)
+
+
+def call_digest(
+    opening: bytes,
+    call_id: str,
+    parent_call_id: str | None,
+    prev_len: int,
+    weight_version: int,
+    columns: EncodedColumns,
+    digests: tuple[bytes, bytes, bytes],
+) -> bytes:
+    """Digest a call whose columns are encoded (capture contract 2.6).
+
+    Args:
+        opening: `digest_opening` of the attempt.
+        call_id: the call.
+        parent_call_id: its parent, or None for a root.
+        prev_len: inherited tokens; 0 exactly for a root.
+        weight_version: of the policy, in [0, 2^64).
+        columns: of the delta, at least one token, equally many in each.
+        digests: extras digest, chain hash and cumulative hash, raw.
+
+    Raises:
+        DigestInputError: an identity is empty or not valid Unicode, or a length exceeds 64 bits.
+
+    """
+    token_ids, token_mask, logprobs = columns
+    width = len(token_ids)
     size = width // 8
-    zeros = bytes(4 * carry_len)
     column = _PAIR.pack(8 + width // 2, size)
-    extras, chain, cumulative = digests
     try:
         lengths = _LENGTHS.pack(prev_len, size, prev_len + size, weight_version, 8 + width, size)
     except struct.error as error:
         raise DigestInputError(f"a length or version is not unsigned 64-bit: {error}") from error
-    return hashlib.sha256(
-        b"".join(
-            (
-                opening,
-                _identifier(call_id),
-                _lineage(parent_call_id),
-                lengths,
-                encoded,
-                column,
-                zeros,
-                _ONE * (size - carry_len),
-                column,
-                zeros,
-                logprobs,
-                extras,
-                _PRESENT,
-                chain,
-                _PRESENT,
-                cumulative,
-            )
-        )
-    ).digest()
+    parts = (
+        opening,
+        _identifier(call_id),
+        _ROOT_BYTES if parent_call_id is None else _PRESENT + _identifier(parent_call_id) + _CHILD,
+        lengths,
+        token_ids,
+        column,
+        token_mask,
+        column,
+        logprobs,
+        _PRESENT.join(digests),
+    )
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def exact_call_digest(
@@ -193,32 +221,15 @@ def exact_call_digest(
     """
     _check_header(header)
     _check_columns(header.delta_len, token_ids, token_mask, logprobs)
-    size = header.delta_len
-    column = _PAIR.pack(8 + 4 * size, size)
-    extras, chain, cumulative = digests
-    try:
-        lengths = _LENGTHS.pack(
-            header.prev_len, size, header.cum_len, header.weight_version, 8 + 8 * size, size
-        )
-    except struct.error as error:
-        raise DigestInputError(f"a length or version is not unsigned 64-bit: {error}") from error
-    parts = (
+    return call_digest(
         digest_opening(header.capture_key),
-        _identifier(header.call_id),
-        _lineage(header.parent_call_id),
-        lengths,
-        encode_ids(token_ids),
-        column,
-        encode_floats(token_mask),
-        column,
-        _finite_floats(logprobs),
-        extras,
-        _PRESENT,
-        chain,
-        _PRESENT,
-        cumulative,
+        header.call_id,
+        header.parent_call_id,
+        header.prev_len,
+        header.weight_version,
+        (encode_ids(token_ids), encode_floats(token_mask), _finite_floats(logprobs)),
+        digests,
     )
-    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def _identifier(name: str) -> bytes:
@@ -229,13 +240,6 @@ def _identifier(name: str) -> bytes:
     except UnicodeEncodeError as error:
         raise DigestInputError(f"identity is not valid Unicode: {error.reason}") from error
     return _U64.pack(len(encoded)) + encoded
-
-
-def _lineage(parent_call_id: str | None) -> bytes:
-    """Encode parent and mode."""
-    if parent_call_id is None:
-        return _ROOT_BYTES
-    return _PRESENT + _identifier(parent_call_id) + _CONTINUATION_BYTES
 
 
 def _check_header(header: CallHeader) -> None:

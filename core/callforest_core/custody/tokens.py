@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ Logprobs: TypeAlias = NDArray[np.float32]
 """One natural-log probability a generated token, shape [generated tokens]."""
 ID_TYPE: Final = np.dtype(">u8")
 FLOAT_TYPE: Final = np.dtype(">f4")
+_NARROW: Final = np.dtype(np.uint32)
+_SINGLE: Final = np.dtype(np.float32)
 _LIMIT: Final = 2**32
 
 
@@ -32,8 +34,8 @@ def as_token_ids(values: Sequence[int] | NDArray[np.integer]) -> TokenIds:
     array = np.asarray(values)
     if array.ndim != 1:
         raise TokenOutOfRangeError(f"ids have shape {array.shape}")
-    if array.dtype == np.uint32:
-        return np.ascontiguousarray(array, dtype=np.uint32)
+    if array.dtype == _NARROW:
+        return cast("TokenIds", array) if array.flags.c_contiguous else array.astype(np.uint32)
     if array.size == 0:
         return np.empty(0, dtype=np.uint32)
     if array.dtype.kind not in "iu":
@@ -51,8 +53,8 @@ def as_logprobs(values: Sequence[float] | NDArray[np.floating]) -> Logprobs:
         NonFiniteLogprobError: a value is NaN, infinite, or overflows float32 (BUGCASES B10).
 
     """
-    if isinstance(values, np.ndarray) and values.dtype == np.float32:
-        array = values.astype(np.float32)
+    if isinstance(values, np.ndarray) and values.dtype == _SINGLE:
+        array = values.astype(_SINGLE)
     else:
         with np.errstate(over="ignore"):
             array = np.array(values, dtype=np.float32)

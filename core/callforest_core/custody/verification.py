@@ -7,23 +7,22 @@ calls and tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from callforest_core.custody.call import CUSTODY_FIELDS, CallRecord, ExactCall, Receipt, StagedCall
+from callforest_core.custody.columns import AnyCall, AttemptColumns, encode_attempt
 from callforest_core.custody.digests import (
     FORMAT_VERSIONS,
     DigestInputError,
+    Encoded,
+    EncodedColumns,
     chain_hash_encoded,
     cumulative_hash_encoded,
     digest_opening,
 )
 from callforest_core.custody.row import LinearizedRow, Link
-from callforest_core.custody.tokens import AnyTokenIds, encode_floats, encode_ids
-
-AnyCall: TypeAlias = StagedCall | ExactCall
 
 _UNSUPPORTED: Final = ("unsupported_schema", "unsupported_digest", "unsupported_extras_digest")
 _VERSION_FIELDS: Final = ("schema_version", "digest_version", "extras_digest_version")
@@ -50,23 +49,25 @@ class PathError(VerificationError):
     """The calls are intact but do not form the path that was asked for."""
 
 
-class _Bound(NamedTuple):
-    """A ledger row with its authentic staged call and that call's encoded ids."""
+class _Verified(NamedTuple):
+    """An attempt whose calls are authentic and whose lineage is sound.
 
-    record: CallRecord
-    call: AnyCall
-    encoded: memoryview
+    Attributes:
+        receipt: of the attempt.
+        calls: one a manifest row, in manifest order.
+        columns: of the calls.
+        positions: where each call is in that order.
 
-
-class _Columns(NamedTuple):
-    """The columns of all calls, encoded in one pass, cut into one piece a call.
-
-    Exact calls encode their own logprobs; their pieces are empty here.
     """
 
-    token_ids: list[memoryview]
-    logprobs: list[memoryview]
-    all_finite: bool
+    receipt: Receipt
+    calls: Sequence[AnyCall]
+    columns: AttemptColumns
+    positions: dict[str, int]
+
+    def record(self, call_id: str) -> CallRecord:
+        """The ledger row of a call."""
+        return self.receipt.manifest[self.positions[call_id]]
 
 
 def verify_and_linearize(receipt: Receipt, calls: Sequence[AnyCall]) -> LinearizedRow:
@@ -83,8 +84,8 @@ def verify_and_linearize(receipt: Receipt, calls: Sequence[AnyCall]) -> Lineariz
         VerificationError: with the code of the first check that fails.
 
     """
-    bound = _verify_manifest(receipt, calls)
-    return _linearize(receipt.capture_key, _path(bound, receipt.terminal_call_id))
+    verified = _verify_manifest(receipt, calls)
+    return _linearize(verified, _path(verified, receipt.terminal_call_id))
 
 
 def verify_paths(
@@ -104,34 +105,35 @@ def verify_paths(
         VerificationError: with the code of the first check that fails.
 
     """
-    bound = _verify_manifest(receipt, calls)
-    for link in bound.values():
-        parent_id = link.record.parent_call_id
-        _check_chain_hash(link, None if parent_id is None else bound[parent_id].record.chain_hash)
-    paths = [_path(bound, endpoint) for endpoint in endpoints]
-    return tuple(_linearize(receipt.capture_key, path) for path in paths)
+    verified = _verify_manifest(receipt, calls)
+    for record, encoded in zip(receipt.manifest, verified.columns.encoded, strict=True):
+        parent_id = record.parent_call_id
+        parent = None if parent_id is None else verified.record(parent_id).chain_hash
+        _check_chain_hash(record, parent, encoded[0])
+    paths = [_path(verified, endpoint) for endpoint in endpoints]
+    return tuple(_linearize(verified, path) for path in paths)
 
 
-def _verify_manifest(receipt: Receipt, calls: Sequence[AnyCall]) -> dict[str, _Bound]:
-    """Check the receipt, bind every row to its call, check lineage. Keys keep manifest order."""
+def _verify_manifest(receipt: Receipt, calls: Sequence[AnyCall]) -> _Verified:
+    """Check the receipt, bind every row to its call, check lineage."""
     _check_receipt(receipt)
     records = _index(receipt.manifest)
     if len(calls) != len(receipt.manifest):
         raise VerificationError(
             "row_count_mismatch", f"{len(calls)} calls for {len(receipt.manifest)} rows"
         )
-    columns = _encode(calls)
+    columns = encode_attempt(calls)
     opening = _opening(receipt)
-    bound: dict[str, _Bound] = {}
-    for position, (record, call) in enumerate(zip(receipt.manifest, calls, strict=True)):
+    positions: dict[str, int] = {}
+    for record, call, encoded in zip(receipt.manifest, calls, columns.encoded, strict=True):
         call_id = call.identity.call_id
-        if call_id != record.call_id or call_id in bound:
-            _refuse_order(records, bound, record, call_id)
+        if call_id != record.call_id or call_id in positions:
+            _refuse_order(records, positions, record, call_id)
         _compare(receipt, record, call)
-        _authenticate(call, opening, columns, position)
-        bound[call_id] = _Bound(record, call, columns.token_ids[position])
+        _authenticate(call, opening, encoded, finite=columns.all_finite)
+        positions[call_id] = len(positions)
     _check_lineage(records)
-    return bound
+    return _Verified(receipt, calls, columns, positions)
 
 
 def _check_receipt(receipt: Receipt) -> None:
@@ -154,23 +156,32 @@ def _opening(receipt: Receipt) -> bytes:
 
 
 def _index(manifest: Sequence[CallRecord]) -> dict[str, CallRecord]:
-    records: dict[str, CallRecord] = {}
-    keys: set[str] = set()
-    for record in manifest:
-        if record.call_id in records:
-            raise VerificationError("duplicate_manifest_row", "two rows", record.call_id)
-        if record.staging_key in keys:
-            detail = f"staging key {record.staging_key!r} names two calls"
-            raise VerificationError("duplicate_staging_key", detail, record.call_id)
-        records[record.call_id] = record
-        keys.add(record.staging_key)
+    records = {record.call_id: record for record in manifest}
+    keys = {record.staging_key for record in manifest}
+    if not len(records) == len(keys) == len(manifest):
+        _refuse_repetition(manifest)
     return records
 
 
+def _refuse_repetition(manifest: Sequence[CallRecord]) -> NoReturn:
+    """Name the first row that repeats an earlier one's call or key; there is one."""
+    call_ids: set[str] = set()
+    keys: set[str] = set()
+    for record in manifest:
+        if record.call_id in call_ids:
+            raise VerificationError("duplicate_manifest_row", "two rows", record.call_id)
+        if record.staging_key in keys:
+            break
+        call_ids.add(record.call_id)
+        keys.add(record.staging_key)
+    detail = f"staging key {record.staging_key!r} names two calls"
+    raise VerificationError("duplicate_staging_key", detail, record.call_id)
+
+
 def _refuse_order(
-    records: dict[str, CallRecord], bound: dict[str, _Bound], record: CallRecord, call_id: str
-) -> None:
-    if call_id in bound:
+    records: dict[str, CallRecord], positions: dict[str, int], record: CallRecord, call_id: str
+) -> NoReturn:
+    if call_id in positions:
         raise VerificationError("duplicate_snapshot", "given twice", call_id)
     if call_id not in records:
         raise VerificationError("snapshot_identity_mismatch", "not in the manifest", call_id)
@@ -200,36 +211,16 @@ def _shown(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else repr(value)
 
 
-def _encode(calls: Sequence[AnyCall]) -> _Columns:
-    no_logprobs = np.empty(0, dtype=np.float32)
-    scores = [call.logprobs if isinstance(call, StagedCall) else no_logprobs for call in calls]
-    ids = [call.token_ids for call in calls]
-    flat_ids = cast("AnyTokenIds", np.concatenate(ids))
-    flat_scores = np.concatenate(scores)
-    return _Columns(
-        _pieces(encode_ids(flat_ids), [8 * len(column) for column in ids]),
-        _pieces(encode_floats(flat_scores), [4 * len(column) for column in scores]),
-        bool(np.isfinite(flat_scores).all()),
-    )
-
-
-def _pieces(whole: memoryview, sizes: list[int]) -> list[memoryview]:
-    """Cut bytes into consecutive pieces."""
-    ends = accumulate(sizes)
-    return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-
-def _authenticate(call: AnyCall, opening: bytes, columns: _Columns, position: int) -> None:
+def _authenticate(call: AnyCall, opening: bytes, encoded: EncodedColumns, *, finite: bool) -> None:
     """Compare the digest with the contents."""
     try:
         if isinstance(call, StagedCall):
-            encoded, logprobs = columns.token_ids[position], columns.logprobs[position]
-            digest = call.recompute_digest(opening, encoded, logprobs)
+            digest = call.digest_columns(opening, encoded)
         else:
             digest = call.recompute_digest()
     except DigestInputError as error:
         raise VerificationError("invalid_snapshot", str(error), call.identity.call_id) from error
-    if not columns.all_finite and not np.isfinite(call.logprobs).all():
+    if not finite and not np.isfinite(call.logprobs).all():
         detail = "a logprob is not finite"
         raise VerificationError("invalid_snapshot", detail, call.identity.call_id)
     if digest != call.digest:
@@ -267,48 +258,60 @@ def _ancestry(records: dict[str, CallRecord], grounded: set[str], call_id: str) 
     return walked
 
 
-def _path(bound: dict[str, _Bound], endpoint: str | None) -> list[_Bound]:
-    """Return the calls from the root to the endpoint. Lineage has been checked."""
-    if endpoint is None or endpoint not in bound:
+def _path(verified: _Verified, endpoint: str | None) -> list[int]:
+    """Return the positions of the calls from the root to the endpoint."""
+    positions = verified.positions
+    if endpoint is None or endpoint not in positions:
         detail = "the receipt names no terminal call" if endpoint is None else "not in the manifest"
         raise PathError("missing_terminal", detail, endpoint)
-    path: list[_Bound] = []
+    manifest = verified.receipt.manifest
+    path: list[int] = []
     cursor: str | None = endpoint
     while cursor is not None:
-        link = bound[cursor]
-        path.append(link)
-        cursor = link.record.parent_call_id
+        position = positions[cursor]
+        path.append(position)
+        cursor = manifest[position].parent_call_id
     path.reverse()
     return path
 
 
-def _check_chain_hash(link: _Bound, parent: bytes | None) -> bytes:
+def _check_chain_hash(record: CallRecord, parent: bytes | None, encoded: Encoded) -> bytes:
     """Check that a call extends its parent's chain hash; return its own."""
-    chain_hash = chain_hash_encoded(parent, link.encoded)
-    if chain_hash != link.record.chain_hash:
+    chain_hash = chain_hash_encoded(parent, encoded)
+    if chain_hash != record.chain_hash:
         detail = "does not extend its parent's deltas"
-        raise PathError("chain_hash_mismatch", detail, link.record.call_id)
+        raise PathError("chain_hash_mismatch", detail, record.call_id)
     return chain_hash
 
 
-def _linearize(capture_key: str, path: list[_Bound]) -> LinearizedRow:
+def _linearize(verified: _Verified, path: list[int]) -> LinearizedRow:
+    manifest, calls = verified.receipt.manifest, verified.calls
+    encoded = verified.columns.encoded
+    pieces = [encoded[position][0] for position in path]
     links: list[Link] = []
     start = 0
     chain_hash: bytes | None = None
-    for bound in path:
-        record, call, encoded = bound
-        chain_hash = _check_chain_hash(bound, chain_hash)
+    for position, piece in zip(path, pieces, strict=True):
+        record, call = manifest[position], calls[position]
+        chain_hash = _check_chain_hash(record, chain_hash, piece)
         carry_len = call.carry_len if isinstance(call, StagedCall) else _carry_len(call)
-        size = len(encoded) // 8
+        size = record.delta_len
         if carry_len == size:
             raise PathError("empty_generation", "has no sampled token", record.call_id)
         links.append(Link(record, start, carry_len, size - carry_len))
         start += size
-    terminal = path[-1].record
-    if cumulative_hash_encoded([bound.encoded for bound in path]) != terminal.cumulative_hash:
+    terminal = manifest[path[-1]]
+    if _covers_all(verified, path):
+        pieces = [verified.columns.encoded_ids]
+    if cumulative_hash_encoded(pieces) != terminal.cumulative_hash:
         detail = "does not cover the path's tokens"
         raise PathError("cumulative_hash_mismatch", detail, terminal.call_id)
-    return _join(capture_key, [bound.call for bound in path], tuple(links), start)
+    return _join(verified, path, tuple(links))
+
+
+def _covers_all(verified: _Verified, path: list[int]) -> bool:
+    """Whether a path is the whole attempt in manifest order."""
+    return path == list(range(len(verified.calls)))
 
 
 def _carry_len(call: ExactCall) -> int:
@@ -321,21 +324,24 @@ def _carry_len(call: ExactCall) -> int:
     return carry_len
 
 
-def _join(
-    capture_key: str, calls: list[AnyCall], links: tuple[Link, ...], size: int
-) -> LinearizedRow:
-    exact = [call for call in calls if isinstance(call, ExactCall)]
-    token_ids = np.concatenate([call.token_ids for call in calls])
-    if len(exact) == len(calls):
+def _join(verified: _Verified, path: list[int], links: tuple[Link, ...]) -> LinearizedRow:
+    """Cut the path out of the columns."""
+    capture_key = verified.receipt.capture_key
+    columns = verified.columns
+    exact = [call for call in (verified.calls[n] for n in path) if isinstance(call, ExactCall)]
+    if exact and len(exact) != len(path):
+        raise TypeError("a path is canonical or exact as a whole")
+    if exact:
+        token_ids = np.concatenate([call.token_ids for call in exact])
         token_mask = np.concatenate([call.token_mask for call in exact])
         logprobs = np.concatenate([call.logprobs for call in exact])
         return LinearizedRow(capture_key, token_ids, token_mask, logprobs, links)
-    if exact:
-        raise TypeError("a path is canonical or exact as a whole")
-    mask32 = np.zeros(size, dtype=np.float32)
-    logprobs32 = np.zeros(size, dtype=np.float32)
-    for call, link in zip(calls, links, strict=True):
-        generation = slice(link.start + link.carry_len, link.end)
-        mask32[generation] = 1.0
-        logprobs32[generation] = call.logprobs
-    return LinearizedRow(capture_key, token_ids, mask32, logprobs32, links)
+    if _covers_all(verified, path):
+        return LinearizedRow(
+            capture_key, columns.token_ids, columns.token_mask, columns.logprobs, links
+        )
+    spans = [slice(columns.bounds[n], columns.bounds[n + 1]) for n in path]
+    token_ids = np.concatenate([verified.calls[n].token_ids for n in path])
+    token_mask32 = np.concatenate([columns.token_mask[span] for span in spans])
+    logprobs32 = np.concatenate([columns.logprobs[span] for span in spans])
+    return LinearizedRow(capture_key, token_ids, token_mask32, logprobs32, links)
