@@ -229,6 +229,7 @@ def _with_configuration(
     import logging
 
     from callforest_client.errors import CallforestError, UnavailableError
+    from callforest_core.refusal import Refusal
     from callforest_mesh.call_graph import TooManyCallsError
     from callforest_mesh.chassis.configuration import load
     from callforest_mesh.chassis.configuration_section import ConfigurationError
@@ -246,8 +247,11 @@ def _with_configuration(
         return _complain(str(error), NO)
     except UnavailableError as error:
         return _complain(f"{error}; is the mesh up?", AWAY)
-    except (CallforestError, TooManyCallsError) as error:
+    except (CallforestError, TooManyCallsError, Refusal, OSError) as error:
         return _complain(str(error), NO)
+    except Exception:
+        logging.getLogger("callforest").exception("a fault ends the process")
+        return NO
 
 
 def _configuration_arguments(parsed: argparse.Namespace) -> list[str]:

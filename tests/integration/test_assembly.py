@@ -1,6 +1,7 @@
 """One configuration, two ways to run: all services in this process, or each in its own."""
 
 import asyncio
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -8,9 +9,18 @@ import pytest
 
 from callforest_mesh import inspection
 from callforest_mesh.chassis.configuration import SERVICES
-from callforest_mesh.cli import main
 from callforest_mesh.worker.tiny_model import make_tiny_model
 from tests.integration.running_mesh import play, roll_out, running
+
+
+async def command(*words: str) -> tuple[int, str]:
+    """Run a command in a process of its own; give its status and output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "callforest_mesh.cli", *words, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
 
 
 @pytest.mark.requirement("API-2")
@@ -42,11 +52,14 @@ async def test_a_rollout_runs_on_the_same_configuration(kind: str, tmp_path: Pat
 async def test_a_running_attempt_can_be_looked_at(tmp_path: Path) -> None:
     async with running("embedded", tmp_path) as mesh:
         rollout = await mesh.owner.open("r1")
-        status = await asyncio.to_thread(main, ["verify", "r1", *mesh.arguments])
-        assert status == 1, "nothing was committed"
+        assert await command("verify", "r1", *mesh.arguments) == (1, "nothing was committed\n")
         await play(rollout.base_url, 1)
-        assert await asyncio.to_thread(main, ["verify", "r1", *mesh.arguments]) == 0
-        assert await asyncio.to_thread(main, ["show", "r1", *mesh.arguments]) == 0
+        status, out = await command("verify", "r1", *mesh.arguments)
+        assert status == 0
+        assert out.startswith("intact: 1 calls on 1 paths")
+        status, out = await command("show", "r1", *mesh.arguments)
+        assert status == 0
+        assert "attempt r1  open" in out
         again = await mesh.owner.open("r1")
         assert again.capture_key == "r1-a1"
         lines, _ = await asyncio.to_thread(inspection.show, mesh.configuration, "r1")
@@ -55,7 +68,7 @@ async def test_a_running_attempt_can_be_looked_at(tmp_path: Path) -> None:
         assert any(line.startswith("attempt r1-a1  open") for line in lines)
         lines, _ = await asyncio.to_thread(inspection.show, mesh.configuration, "r1-a1")
         assert len([line for line in lines if line.startswith("attempt")]) == 1
-        assert await asyncio.to_thread(main, ["show", "nobody", *mesh.arguments]) == 1
+        assert (await command("show", "nobody", *mesh.arguments))[0] == 1
 
 
 async def test_what_was_captured_survives_another_way_to_run(tmp_path: Path) -> None:

@@ -135,7 +135,9 @@ class MeshServer:
             await self._server.start()
             for name in (*sorted(self._service.full_names), self._service.name, ""):
                 await self._health.set(name, SERVING)
-        _LOG.info("%s serves%s", self.name, f" on {bound}" if bound else " within the process")
+        where = f"on {bound}" if bound else "within the process"
+        url: str = getattr(self._service, "url", "")
+        _LOG.info("%s serves %s%s", self.name, where, f" and at {url}" if url else "")
         return bound
 
     async def stop(self) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from callforest_client.channel import CLIENT_OPTIONS, MESSAGE_BYTES_MAX, SERVER_OPTIONS
 from callforest_mesh.chassis.call_limits import CallLimits
 from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.local_channel import LocalLimits
 from callforest_mesh.chassis.server import MeshServer, ServerOptions, ServerStartError
 from tests.unit.chassis.slow_process import SlowService
 
@@ -106,3 +108,15 @@ def test_limits_that_let_nothing_pass_are_refused(limits: dict[str, int]) -> Non
 def test_a_negative_grace_is_refused() -> None:
     with pytest.raises(ValueError, match="grace_s"):
         ServerOptions(grace_s=-1)
+
+
+@pytest.mark.requirement("API-6")
+def test_both_ends_keep_connections_alive_alike() -> None:
+    """A client that pings more often than its server permits is told to go away."""
+    client, server = dict(CLIENT_OPTIONS), dict(SERVER_OPTIONS)
+    permitted = server["grpc.http2.min_ping_interval_without_data_ms"]
+    assert 0 < permitted < client["grpc.keepalive_time_ms"]
+    assert client["grpc.keepalive_timeout_ms"] > 0
+    for name in ("grpc.max_receive_message_length", "grpc.max_send_message_length"):
+        assert client[name] == server[name] == MESSAGE_BYTES_MAX
+    assert LocalLimits().message_bytes == MESSAGE_BYTES_MAX

@@ -1,9 +1,11 @@
 """The command line: what it refuses, with which status, and how light it starts."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,17 @@ from callforest_mesh.mesh_options import (
 )
 
 SCRIPTED = ["--set", "worker.engine=scripted", "--set", "trainer.model_path=m"]
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """A command sets up the log of its process, which here is the tests'."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +64,11 @@ def words(settings: list[str]) -> list[str]:
         (["up", *words(["gateway.control_token=x"]), *SCRIPTED], WRONG, CONTROL_TOKEN_VARIABLE),
         (["show", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
         (["verify", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
+        (
+            ["serve", "ledger", *words(["ledger.store=memory", "addresses.ledger=unix:l"])],
+            NO,
+            "use the lmdb store",
+        ),
         (["conformance", "check", "nothing", "x"], WRONG, "nothing"),
         (["conformance", "check", "lineage", "none.jsonl"], WRONG, "none.jsonl"),
         (["conformance", "eval", "lineage", "none.jsonl"], WRONG, "none.jsonl"),
