@@ -1,0 +1,117 @@
+"""Verifies a published group from its bytes alone, with hashlib and struct: no mesh, no core."""
+
+import hashlib
+import struct
+
+from callforest.capture.v1 import group_batch_pb2, receipt_pb2, staged_call_pb2
+
+
+def words(call: staged_call_pb2.StagedCall) -> list[int]:
+    column = call.canonical.token_ids
+    return list(struct.unpack(f"<{len(column) // 4}I", column))
+
+
+def long_words(tokens: list[int]) -> bytes:
+    return struct.pack(f">Q{len(tokens)}Q", len(tokens), *tokens)
+
+
+def sized(content: bytes) -> bytes:
+    return struct.pack(">Q", len(content)) + content
+
+
+def floats(values: list[float]) -> bytes:
+    return struct.pack(f">Q{len(values)}f", len(values), *values)
+
+
+def call_digest(call: staged_call_pb2.StagedCall) -> bytes:
+    """docs/protocol.md, section 6, "call digest"."""
+    tokens = words(call)
+    logprobs = struct.unpack(f"<{len(call.canonical.logprobs) // 4}f", call.canonical.logprobs)
+    carry = call.canonical.carry_token_count
+    root = not call.HasField("parent_call_id")
+    parent = b"\x00" if root else b"\x01" + sized(call.parent_call_id.encode())
+    return hashlib.sha256(
+        b"nemo-gym-staging-call-v2"
+        + bytes([2, 2, 1])
+        + sized(call.capture_key.encode())
+        + sized(call.call_id.encode())
+        + parent
+        + sized(b"text" if root else b"token_in")
+        + struct.pack(
+            ">4Q",
+            call.prev_token_count,
+            len(tokens),
+            call.prev_token_count + len(tokens),
+            call.weight_version,
+        )
+        + sized(long_words(tokens))
+        + sized(floats([0.0] * carry + [1.0] * len(logprobs)))
+        + sized(floats([0.0] * carry + list(logprobs)))
+        + hashlib.sha256(b"nemo-gym-staging-extras-v1" + bytes([1]) + call.extras).digest()
+        + b"\x01"
+        + call.chain_hash
+        + b"\x01"
+        + call.cumulative_hash
+    ).digest()
+
+
+def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
+    """docs/protocol.md, section 8, "Receipts"."""
+    terminal = b"\x00"
+    if receipt.HasField("terminal_call_id"):
+        terminal = b"\x01" + sized(receipt.terminal_call_id.encode())
+    layout = (
+        b"callforest-receipt-v1"
+        + sized(receipt.group_id.encode())
+        + sized(receipt.rollout_id.encode())
+        + struct.pack(">Q", receipt.slot)
+        + sized(receipt.capture_key.encode())
+        + struct.pack(">QQd", receipt.epoch, receipt.revision, receipt.reward)
+        + bytes([receipt.masked])
+        + sized(receipt.mask_reason.encode())
+        + terminal
+        + sized(receipt.terminal_selection.encode())
+        + bytes([receipt.truncated])
+        + struct.pack(">Q", len(receipt.calls))
+    )
+    for call in receipt.calls:
+        layout += sized(call.call_id.encode()) + call.digest + bytes([call.selected])
+    return hashlib.sha256(layout).digest()
+
+
+def verify_offline(batch: group_batch_pb2.GroupBatch) -> None:
+    """Hold every receipt, segment and row of a group against what their digests say."""
+    for slot, receipt in enumerate(batch.receipts):
+        assert receipt.slot == slot
+        assert receipt_digest(receipt) == receipt.digest
+    for call in batch.segments:
+        assert call_digest(call) == call.digest
+        assert call.served_response == b""
+    owners = [span.segment_index for row in batch.rows for span in row.spans if span.owns_loss]
+    assert sorted(owners) == list(range(len(batch.segments)))
+    for row in batch.rows:
+        path = [batch.segments[span.segment_index] for span in row.spans]
+        if row.kind == group_batch_pb2.ROW_KIND_TRAINING:
+            verify_path(path, batch.receipts[row.slot])
+
+
+def verify_path(path: list[staged_call_pb2.StagedCall], receipt: receipt_pb2.Receipt) -> None:
+    """Hold a path against the receipt that it was made for."""
+    selected = {call.call_id: call.digest for call in receipt.calls if call.selected}
+    assert not receipt.masked
+    assert receipt.terminal_call_id == path[-1].call_id
+    assert [call.call_id for call in path] == [
+        call.call_id for call in receipt.calls if call.selected
+    ]
+    chain, tokens, parent = b"\x00", [], ""
+    for call in path:
+        assert selected[call.call_id] == call.digest
+        assert (call.capture_key, call.parent_call_id) == (receipt.capture_key, parent)
+        assert call.prev_token_count == len(tokens)
+        delta = words(call)
+        found = hashlib.sha256(b"nemo-gym-staging-chain-v1" + chain + long_words(delta)).digest()
+        assert found == call.chain_hash
+        chain, tokens, parent = b"\x01" + found, tokens + delta, call.call_id
+        cumulative = hashlib.sha256(b"nemo-gym-staging-prefix-v2" + long_words(tokens)).digest()
+        assert cumulative == call.cumulative_hash
+    assert receipt.total_token_count == len(tokens)
