@@ -17,8 +17,11 @@ _ID_BYTES: Final = 4
 _ENCODED_BYTES: Final = 8
 
 
-class _Room:
-    """Memory for a path and those that continue it; what is written once is never changed."""
+class Room:
+    """Memory for a path and those that continue it; what is written once is never changed.
+
+    Paths share rooms, so a cache counts each room once; rooms compare by identity.
+    """
 
     __slots__ = ("capacity", "continued", "encoded", "encoded_bytes", "id_bytes", "token_ids")
 
@@ -29,6 +32,11 @@ class _Room:
         self.encoded = np.empty(capacity, dtype=ID_TYPE)
         self.encoded_bytes = as_bytes(self.encoded)
         self.continued: dict[int, object] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that this takes, spare tokens included."""
+        return (_ID_BYTES + _ENCODED_BYTES) * self.capacity
 
     def take(self, start: int, end: int) -> bool:
         """Take the tokens behind a path that ends at `start`, unless taken or too few.
@@ -51,13 +59,17 @@ class TokenPath:
 
     Paths that continue each other share memory: the first continuation of a path is written behind
     it, any further one (a fork, a retry) gets a copy. Threads may share a path.
+
+    Attributes:
+        room: the memory, kept alive whole by any path in it.
+
     """
 
-    __slots__ = ("_room", "_size")
+    __slots__ = ("_size", "room")
 
-    def __init__(self, room: _Room, size: int) -> None:
+    def __init__(self, room: Room, size: int) -> None:
         """Show the first `size` tokens of a room; use `of` and `extended` to make paths."""
-        self._room = room
+        self.room = room
         self._size = size
 
     @classmethod
@@ -70,7 +82,7 @@ class TokenPath:
         """
         token_ids = as_token_ids(token_ids)
         size = len(token_ids)
-        room = _Room(size + spare)
+        room = Room(size + spare)
         room.write(0, token_ids)
         return cls(room, size)
 
@@ -84,11 +96,11 @@ class TokenPath:
         token_ids = as_token_ids(token_ids)
         size = self._size
         end = size + len(token_ids)
-        room = self._room
+        room = self.room
         if not room.take(size, end):
-            room = _Room(2 * end)
-            room.token_ids[:size] = self._room.token_ids[:size]
-            room.encoded[:size] = self._room.encoded[:size]
+            room = Room(2 * end)
+            room.token_ids[:size] = self.room.token_ids[:size]
+            room.encoded[:size] = self.room.encoded[:size]
         room.write(size, token_ids)
         return TokenPath(room, end)
 
@@ -99,24 +111,19 @@ class TokenPath:
     @property
     def token_ids(self) -> TokenIds:
         """The ids, shape [tokens], read-only and not copied."""
-        token_ids = self._room.token_ids[: self._size]
+        token_ids = self.room.token_ids[: self._size]
         token_ids.flags.writeable = False
         return token_ids
 
-    @property
-    def size_bytes(self) -> int:
-        """Memory that this path keeps alive, spare and shared parts included."""
-        return (_ID_BYTES + _ENCODED_BYTES) * self._room.capacity
-
     def encoded(self, start: int = 0) -> memoryview:
         """Give the encoded ids from token `start` on, not copied."""
-        return self._room.encoded_bytes[_ENCODED_BYTES * start : _ENCODED_BYTES * self._size]
+        return self.room.encoded_bytes[_ENCODED_BYTES * start : _ENCODED_BYTES * self._size]
 
     def begins(self, token_ids: TokenIds) -> bool:
         """Whether contiguous ids begin with this path."""
         size = self._size
-        return len(token_ids) >= size and self._room.id_bytes.startswith(token_ids[:size].data)
+        return len(token_ids) >= size and self.room.id_bytes.startswith(token_ids[:size].data)
 
 
-EMPTY_PATH: Final = TokenPath(_Room(0), 0)
+EMPTY_PATH: Final = TokenPath(Room(0), 0)
 """The path before a root."""

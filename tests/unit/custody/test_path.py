@@ -53,9 +53,9 @@ def test_growth_copies_each_token_a_bounded_number_of_times() -> None:
     path, rooms = EMPTY_PATH, set()
     for position in range(2000):
         path = path.extended(ids(position))
-        rooms.add(path.size_bytes)
+        rooms.add(path.room)
     assert len(rooms) <= 12
-    assert path.size_bytes <= 2 * 12 * 2000
+    assert path.room.size_bytes <= 2 * 12 * 2000
     assert shows(path, list(range(2000)))
 
 
