@@ -29,7 +29,7 @@ from callforest.capture.v1 import replay_summary_pb2 as callforest_dot_capture_d
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/call_record.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a*callforest/capture/v1/replay_summary.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x97\x03\n\nCallRecord\x12\x43\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsB\x06\xbaH\x03\xc8\x01\x01R\x06\x63oords\x12+\n\x0bresponse_id\x18\x02 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02R\nresponseId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12K\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\'.callforest.capture.v1.CallFingerprintsR\x0c\x66ingerprints\x12I\n\ncompletion\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.CompletionB\x06\xbaH\x03\xc8\x01\x01R\ncompletion\x12<\n\x06replay\x18\x06 \x01(\x0b\x32$.callforest.capture.v1.ReplaySummaryR\x06replay\"\xa8\x03\n\x10\x43\x61llFingerprints\x12!\n\x07version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x07version\x12\x7f\n\x06output\x18\x02 \x01(\x0c\x42g\xbaHd\xba\x01\x61\n\x1f\x63\x61ll_fingerprints.output.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x06output\x12\x91\x01\n\x0c\x63ontinuation\x18\x03 \x01(\x0c\x42m\xbaHj\xba\x01g\n%call_fingerprints.continuation.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x0c\x63ontinuation\x12,\n\x12\x63ontext_item_count\x18\x04 \x01(\rR\x10\x63ontextItemCount\x12.\n\x0e\x63ontext_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\rcontextDigestb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/call_record.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a*callforest/capture/v1/replay_summary.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x03\n\nCallRecord\x12\x43\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsB\x06\xbaH\x03\xc8\x01\x01R\x06\x63oords\x12+\n\x0bresponse_id\x18\x02 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02R\nresponseId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12K\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\'.callforest.capture.v1.CallFingerprintsR\x0c\x66ingerprints\x12I\n\ncompletion\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.CompletionB\x06\xbaH\x03\xc8\x01\x01R\ncompletion\x12<\n\x06replay\x18\x06 \x01(\x0b\x32$.callforest.capture.v1.ReplaySummaryR\x06replay\x12)\n\x0btraceparent\x18\x07 \x01(\tB\x07\xbaH\x04r\x02\x18@R\x0btraceparent\"\xa8\x03\n\x10\x43\x61llFingerprints\x12!\n\x07version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x07version\x12\x7f\n\x06output\x18\x02 \x01(\x0c\x42g\xbaHd\xba\x01\x61\n\x1f\x63\x61ll_fingerprints.output.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x06output\x12\x91\x01\n\x0c\x63ontinuation\x18\x03 \x01(\x0c\x42m\xbaHj\xba\x01g\n%call_fingerprints.continuation.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x0c\x63ontinuation\x12,\n\x12\x63ontext_item_count\x18\x04 \x01(\rR\x10\x63ontextItemCount\x12.\n\x0e\x63ontext_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\rcontextDigestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,6 +44,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLRECORD'].fields_by_name['admit_time']._serialized_options = b'\272H\003\310\001\001'
   _globals['_CALLRECORD'].fields_by_name['completion']._loaded_options = None
   _globals['_CALLRECORD'].fields_by_name['completion']._serialized_options = b'\272H\003\310\001\001'
+  _globals['_CALLRECORD'].fields_by_name['traceparent']._loaded_options = None
+  _globals['_CALLRECORD'].fields_by_name['traceparent']._serialized_options = b'\272H\004r\002\030@'
   _globals['_CALLFINGERPRINTS'].fields_by_name['version']._loaded_options = None
   _globals['_CALLFINGERPRINTS'].fields_by_name['version']._serialized_options = b'\272H\004*\002(\001'
   _globals['_CALLFINGERPRINTS'].fields_by_name['output']._loaded_options = None
@@ -53,7 +55,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLFINGERPRINTS'].fields_by_name['context_digest']._loaded_options = None
   _globals['_CALLFINGERPRINTS'].fields_by_name['context_digest']._serialized_options = b'\272H\004z\002h '
   _globals['_CALLRECORD']._serialized_start=256
-  _globals['_CALLRECORD']._serialized_end=663
-  _globals['_CALLFINGERPRINTS']._serialized_start=666
-  _globals['_CALLFINGERPRINTS']._serialized_end=1090
+  _globals['_CALLRECORD']._serialized_end=706
+  _globals['_CALLFINGERPRINTS']._serialized_start=709
+  _globals['_CALLFINGERPRINTS']._serialized_end=1133
 # @@protoc_insertion_point(module_scope)

@@ -34,8 +34,14 @@ class CallRecord(_message.Message):
     FINGERPRINTS_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     response_id: _builtins.str
     """response_id is the id of the response that the harness got."""
+    traceparent: _builtins.str
+    """traceparent is the W3C trace context of the gateway's span of the call, so that what comes of the
+    call can link to it; empty when the call was not sampled. It is for telemetry alone: no digest covers
+    it, and two records that differ in nothing else are the same.
+    """
     @_builtins.property
     def coords(self) -> _commit_coords_pb2.CommitCoords:
         """coords are the proof that the call is staged."""
@@ -65,10 +71,11 @@ class CallRecord(_message.Message):
         fingerprints: Global___CallFingerprints | None = ...,
         completion: _completion_pb2.Completion | None = ...,
         replay: _replay_summary_pb2.ReplaySummary | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "fingerprints", b"fingerprints", "replay", b"replay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "fingerprints", b"fingerprints", "replay", b"replay", "response_id", b"response_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "fingerprints", b"fingerprints", "replay", b"replay", "response_id", b"response_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

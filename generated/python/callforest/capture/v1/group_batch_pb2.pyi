@@ -69,6 +69,7 @@ class GroupBatch(_message.Message):
     DROP_REASON_FIELD_NUMBER: _builtins.int
     ROW_MULTIPLE_FIELD_NUMBER: _builtins.int
     HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the batch's position in the tenant's row log: 1, 2, 3, and so on."""
     group_id: _builtins.str
@@ -81,6 +82,10 @@ class GroupBatch(_message.Message):
     """row_multiple is what the number of rows was padded to a multiple of."""
     heuristic_fraction: _builtins.float
     """heuristic_fraction is the part of its rollouts whose scored call was chosen by the heuristic."""
+    traceparent: _builtins.str
+    """traceparent is the W3C trace context of the span in which the group was published; empty when none of
+    its rollouts was sampled.
+    """
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[_receipt_pb2.Receipt]:
         """receipts are the logical rollouts in slot order, exactly as many as the group has."""
@@ -104,10 +109,11 @@ class GroupBatch(_message.Message):
         drop_reason: _builtins.str = ...,
         row_multiple: _builtins.int = ...,
         heuristic_fraction: _builtins.float = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "receipts", b"receipts", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "receipts", b"receipts", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,6 +43,7 @@ class Receipt(_message.Message):
     GENERATED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TOTAL_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     MASK_CAUSE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id names the group."""
     rollout_id: _builtins.str
@@ -81,6 +82,10 @@ class Receipt(_message.Message):
     """mask_cause is the first failure row's reason, with the worker's own behind a slash; empty when the
     attempt has no failure row. No digest covers it.
     """
+    traceparent: _builtins.str
+    """traceparent is the W3C trace context of the span in which the rollout was finalized; empty when none
+    of its calls was sampled. No digest covers it.
+    """
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceiptCall]:
         """calls are the committed calls in manifest order, selected or not, each a key for cleanup."""
@@ -107,10 +112,11 @@ class Receipt(_message.Message):
         generated_token_count: _builtins.int = ...,
         total_token_count: _builtins.int = ...,
         mask_cause: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "terminal_call_id", b"terminal_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "calls", b"calls", "capture_key", b"capture_key", "digest", b"digest", "epoch", b"epoch", "generated_token_count", b"generated_token_count", "group_id", b"group_id", "mask_cause", b"mask_cause", "mask_detail", b"mask_detail", "mask_reason", b"mask_reason", "masked", b"masked", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "slot", b"slot", "terminal_call_id", b"terminal_call_id", "terminal_selection", b"terminal_selection", "terminal_trail", b"terminal_trail", "total_token_count", b"total_token_count", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "calls", b"calls", "capture_key", b"capture_key", "digest", b"digest", "epoch", b"epoch", "generated_token_count", b"generated_token_count", "group_id", b"group_id", "mask_cause", b"mask_cause", "mask_detail", b"mask_detail", "mask_reason", b"mask_reason", "masked", b"masked", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "slot", b"slot", "terminal_call_id", b"terminal_call_id", "terminal_selection", b"terminal_selection", "terminal_trail", b"terminal_trail", "total_token_count", b"total_token_count", "traceparent", b"traceparent", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__terminal_call_id: _TypeAlias = _typing.Literal["terminal_call_id"]  # noqa: Y015
     _WhichOneofArgType__terminal_call_id: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id"]  # noqa: Y015

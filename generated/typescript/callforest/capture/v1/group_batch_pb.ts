@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/group_batch.proto.
  */
 export const file_callforest_capture_v1_group_batch: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZ3JvdXBfYmF0Y2gucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSKGAgoKR3JvdXBCYXRjaBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSMAoIcmVjZWlwdHMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdBIzCghzZWdtZW50cxgEIAMoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5TdGFnZWRDYWxsEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhMKC2Ryb3BfcmVhc29uGAYgASgJEhQKDHJvd19tdWx0aXBsZRgHIAEoDRIaChJoZXVyaXN0aWNfZnJhY3Rpb24YCCABKAEijgEKA1JvdxIOCgZyb3dfaWQYASABKAkSEQoEc2xvdBgCIAEoDUgAiAEBEi0KBXNwYW5zGAMgAygLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvd1NwYW4SLAoEa2luZBgEIAEoDjIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb3dLaW5kQgcKBV9zbG90IjMKB1Jvd1NwYW4SFQoNc2VnbWVudF9pbmRleBgBIAEoDRIRCglvd25zX2xvc3MYAiABKAgqagoHUm93S2luZBIYChRST1dfS0lORF9VTlNQRUNJRklFRBAAEhUKEVJPV19LSU5EX1RSQUlOSU5HEAESGAoUUk9XX0tJTkRfUExBQ0VIT0xERVIQAhIUChBST1dfS0lORF9QQURESU5HEANiBnByb3RvMw", [file_callforest_capture_v1_receipt, file_callforest_capture_v1_staged_call]);
+  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZ3JvdXBfYmF0Y2gucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSKbAgoKR3JvdXBCYXRjaBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSMAoIcmVjZWlwdHMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdBIzCghzZWdtZW50cxgEIAMoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5TdGFnZWRDYWxsEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhMKC2Ryb3BfcmVhc29uGAYgASgJEhQKDHJvd19tdWx0aXBsZRgHIAEoDRIaChJoZXVyaXN0aWNfZnJhY3Rpb24YCCABKAESEwoLdHJhY2VwYXJlbnQYCSABKAkijgEKA1JvdxIOCgZyb3dfaWQYASABKAkSEQoEc2xvdBgCIAEoDUgAiAEBEi0KBXNwYW5zGAMgAygLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvd1NwYW4SLAoEa2luZBgEIAEoDjIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb3dLaW5kQgcKBV9zbG90IjMKB1Jvd1NwYW4SFQoNc2VnbWVudF9pbmRleBgBIAEoDRIRCglvd25zX2xvc3MYAiABKAgqagoHUm93S2luZBIYChRST1dfS0lORF9VTlNQRUNJRklFRBAAEhUKEVJPV19LSU5EX1RSQUlOSU5HEAESGAoUUk9XX0tJTkRfUExBQ0VIT0xERVIQAhIUChBST1dfS0lORF9QQURESU5HEANiBnByb3RvMw", [file_callforest_capture_v1_receipt, file_callforest_capture_v1_staged_call]);
 
 /**
  * GroupBatch is the unit of publication: all rows of one group, visible together or not at all. Its
@@ -79,6 +79,14 @@ export type GroupBatch = Message<"callforest.capture.v1.GroupBatch"> & {
    * @generated from field: double heuristic_fraction = 8;
    */
   heuristicFraction: number;
+
+  /**
+   * traceparent is the W3C trace context of the span in which the group was published; empty when none of
+   * its rollouts was sampled.
+   *
+   * @generated from field: string traceparent = 9;
+   */
+  traceparent: string;
 };
 
 /**

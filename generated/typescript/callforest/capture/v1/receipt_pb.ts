@@ -10,7 +10,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/receipt.proto.
  */
 export const file_callforest_capture_v1_receipt: GenFile = /*@__PURE__*/
-  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIskDCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCUITChFfdGVybWluYWxfY2FsbF9pZCJACgtSZWNlaXB0Q2FsbBIPCgdjYWxsX2lkGAEgASgJEg4KBmRpZ2VzdBgCIAEoDBIQCghzZWxlY3RlZBgDIAEoCGIGcHJvdG8z");
+  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIt4DCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCRITCgt0cmFjZXBhcmVudBgUIAEoCUITChFfdGVybWluYWxfY2FsbF9pZCJACgtSZWNlaXB0Q2FsbBIPCgdjYWxsX2lkGAEgASgJEg4KBmRpZ2VzdBgCIAEoDBIQCghzZWxlY3RlZBgDIAEoCGIGcHJvdG8z");
 
 /**
  * Receipt says what a rollout contributes to training and why.
@@ -151,6 +151,14 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
    * @generated from field: string mask_cause = 19;
    */
   maskCause: string;
+
+  /**
+   * traceparent is the W3C trace context of the span in which the rollout was finalized; empty when none
+   * of its calls was sampled. No digest covers it.
+   *
+   * @generated from field: string traceparent = 20;
+   */
+  traceparent: string;
 };
 
 /**
