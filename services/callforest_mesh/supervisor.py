@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -60,11 +61,18 @@ class _Child:
         self.address = address
         self.process: asyncio.subprocess.Process | None = None
         self.keeper: asyncio.Task[None] | None = None
+        self.lifeline: int | None = None  # our end of its standard input
         self.serving = False
         self.changed = asyncio.Event()
         self.deaths_in_row = 0
         self.restarts = 0
         self.exit_status: int | None = None
+
+    def cut(self) -> None:
+        """Let go of the process: it ends, if it has not."""
+        if self.lifeline is not None:
+            os.close(self.lifeline)
+            self.lifeline = None
 
     def note_change(self) -> None:
         """Wake who waits for the service."""
@@ -170,13 +178,14 @@ class Supervisor:
     async def _keep(self, child: _Child) -> None:
         """Start a service again and again, until it is stopped or given up."""
         while not self._ends():
-            child.process = await self._spawn(child.name)
+            child.process = await self._spawn(child)
             probe = asyncio.create_task(self._note_ready(child))
             try:
                 child.exit_status = await child.process.wait()
             finally:
                 probe.cancel()
                 child.serving = False
+                child.cut()
             if self._ends():
                 return
             child.deaths_in_row += 1
@@ -192,19 +201,29 @@ class Supervisor:
     def _ends(self) -> bool:
         return self._stopping
 
-    async def _spawn(self, name: str) -> asyncio.subprocess.Process:
-        # A group of its own: a terminal's Ctrl-C reaches the supervisor alone, which keeps order.
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "callforest_mesh.cli",
-            "serve",
-            name,
-            "--supervised",
-            *self._arguments,
-            stdin=asyncio.subprocess.PIPE,
-            process_group=0,
-        )
+    async def _spawn(self, child: _Child) -> asyncio.subprocess.Process:
+        theirs, ours = os.pipe()
+        try:
+            # A group of its own: a terminal's Ctrl-C reaches the supervisor alone, which keeps
+            # order.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "callforest_mesh.cli",
+                "serve",
+                child.name,
+                "--supervised",
+                *self._arguments,
+                stdin=theirs,
+                process_group=0,
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        child.lifeline = ours
+        return process
 
     async def _note_ready(self, child: _Child) -> None:
         """Ask the service's health until it is SERVING."""

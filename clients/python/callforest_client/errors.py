@@ -152,10 +152,17 @@ def error_of(status: status_pb2.Status) -> CallforestError:
 
 
 def error_of_rpc(error: grpc.aio.AioRpcError) -> CallforestError:
-    """Turn what a stub raised into the exception that a client raises."""
+    """Turn what a stub raised into the exception that a client raises.
+
+    CANCELLED comes as an error only when the caller did not cancel: a server that shuts down resets
+    the calls that reach it too late. Such a call may be repeated.
+    """
     status = rpc_status.from_call(cast("grpc.Call", error))  # it has what from_call reads
     if status is not None:
         return error_of(status)
+    if error.code() is grpc.StatusCode.CANCELLED:
+        message = "the service ended the call; it may be shutting down"
+        return UnavailableError(grpc.StatusCode.UNAVAILABLE, message)
     return _typed(error.code(), error.details() or "", er.ERROR_REASON_UNSPECIFIED, {}, None)
 
 

@@ -17,6 +17,8 @@ ResponseT = TypeVar("ResponseT")
 
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
+# A server that shuts down resets calls that reach it too late; our own cancelling is no error here.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 async def call(
@@ -43,7 +45,7 @@ async def call(
             return await method(request, timeout=max(0.001, deadline - loop.time()))
         except grpc.aio.AioRpcError as error:
             pause_s = random.uniform(0, backoff_s)  # noqa: S311 - spreads load, guards nothing
-            away = error.code() is grpc.StatusCode.UNAVAILABLE
+            away = error.code() in _AWAY
             if not (repeatable and away and loop.time() + pause_s < deadline):
                 raise error_of_rpc(error) from None
             await asyncio.sleep(pause_s)
