@@ -1,0 +1,82 @@
+/** A harness's side: model calls over gRPC, with the requests and responses of the HTTP routes. */
+
+import { create, type JsonObject } from "@bufbuild/protobuf";
+import { type Client, createClient, type Transport } from "@connectrpc/connect";
+
+import { ItemStream, type ItemStreamOptions } from "./itemStream.js";
+import { completions } from "./streamSpec.js";
+import {
+  CompletionApi,
+  type CompletionCall,
+  CompletionCallSchema,
+  GatewayService,
+  type ServedCompletion,
+} from "./stubs.js";
+import { callUnary } from "./unary.js";
+
+/** How long a model call may take unless told otherwise, in milliseconds. */
+export const COMPLETION_TIMEOUT_MS = 600_000;
+
+/** How one model call is made. */
+export interface CompleteOptions {
+  /** How long the answer may take, in milliseconds: 1 to 3,600,000; ten minutes unless given. */
+  readonly timeoutMs?: number;
+  /** The caller's W3C trace context. */
+  readonly traceparent?: string;
+  /** Ends the call, and its generation, when it is aborted. */
+  readonly signal?: AbortSignal;
+}
+
+/** Makes model calls within attempts; many at once share one stream. */
+export class GatewayClient {
+  readonly #client: Client<typeof GatewayService>;
+  readonly #calls: ItemStream<CompletionCall, ServedCompletion>;
+  readonly #tenant: string;
+
+  /**
+   * @param transport leads to the gateway's gRPC address.
+   * @param tenant the gateway's.
+   */
+  constructor(transport: Transport, tenant = "default", options: ItemStreamOptions = {}) {
+    this.#client = createClient(GatewayService, transport);
+    this.#calls = new ItemStream(completions(this.#client), options);
+    this.#tenant = tenant;
+  }
+
+  /**
+   * Make a model call and give what was served, once the call's row is durable.
+   *
+   * It is never repeated on its own: a repeat would be another call.
+   *
+   * @param captureKey names the attempt.
+   * @param request the API's request: its JSON bytes, or what they mean. It asks for no stream.
+   * @param api whose request it is; Chat Completions unless given.
+   * @throws RefusedError REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED; OVERLOADED with
+   *   `retryAfterMs`: nothing was generated.
+   * @throws UnavailableError the gateway or its engine is not there, or did not answer in time;
+   *   whether the call counts is unknown.
+   */
+  async complete(
+    captureKey: string,
+    request: JsonObject | Uint8Array,
+    api: CompletionApi = CompletionApi.CHAT,
+    options: CompleteOptions = {},
+  ): Promise<ServedCompletion> {
+    const bytes =
+      request instanceof Uint8Array ? request : new TextEncoder().encode(JSON.stringify(request));
+    const call = create(CompletionCallSchema, { captureKey, api, request: bytes });
+    const { timeoutMs = COMPLETION_TIMEOUT_MS, traceparent, signal } = options;
+    return this.#calls.send(call, { tenant: this.#tenant, timeoutMs, traceparent, signal });
+  }
+
+  /** Name the served models. */
+  async models(timeoutMs = 10_000): Promise<string[]> {
+    const answer = await callUnary((options) => this.#client.listModels({}, options), timeoutMs);
+    return answer.models;
+  }
+
+  /** End the stream; the connection stays open. */
+  async close(): Promise<void> {
+    await this.#calls.close();
+  }
+}
