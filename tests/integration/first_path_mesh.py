@@ -16,6 +16,7 @@ import openai
 
 from callforest_client.admission import AdmissionClient
 from callforest_client.channel import connect
+from callforest_client.gateway import GatewayClient
 from callforest_client.ledger import LedgerClient, Manifest
 from callforest_client.staging import StagingClient
 from callforest_client.worker import WorkerClient
@@ -116,6 +117,14 @@ def spoken(response: httpx.Response) -> dict[str, object]:
     return message
 
 
+def events_of(response: httpx.Response) -> list[dict[str, object]]:
+    """Give the events of a buffered stream, without the marker at its end."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream"
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
 @dataclass
 class FirstPathMesh:
     """The services of one running mesh, and clients of each."""
@@ -126,6 +135,7 @@ class FirstPathMesh:
     ledger: LedgerClient = field(init=False)
     staging: StagingClient = field(init=False)
     worker: WorkerClient = field(init=False)
+    gateway: GatewayClient = field(init=False)
     servers: dict[str, MeshServer] = field(default_factory=dict)
     http: httpx.AsyncClient = field(init=False)
 
@@ -146,6 +156,13 @@ class FirstPathMesh:
         return await self.http.post(
             f"{self.url}/rollouts/{capture_key}/v1/chat/completions",
             content=json.dumps({"model": "scripted", "messages": messages, **fields}),
+        )
+
+    async def respond(self, capture_key: str, turns: object, **fields: object) -> httpx.Response:
+        """Send a Responses request as plain HTTP."""
+        return await self.http.post(
+            f"{self.url}/rollouts/{capture_key}/v1/responses",
+            content=json.dumps({"model": "scripted", "input": turns, **fields}),
         )
 
     async def manifest(self, capture_key: str) -> Manifest:
@@ -217,10 +234,8 @@ async def running_mesh(
             mesh.ledger,
             mesh.worker,
         )
-        server = MeshServer(edge, "", drain)
-        await server.start()
-        mesh.servers["gateway"] = server
-        stack.push_async_callback(server.stop)
+        mesh.gateway = GatewayClient(await serve(edge, drain))
+        stack.push_async_callback(mesh.gateway.close)
         mesh.url = edge.url
         mesh.http = await stack.enter_async_context(httpx.AsyncClient(timeout=30.0))
         yield mesh

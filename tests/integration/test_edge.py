@@ -14,6 +14,7 @@ from tests.integration.first_path_mesh import (
     CONTROL_TOKEN,
     GO,
     FirstPathMesh,
+    events_of,
     running_mesh,
     spoken,
 )
@@ -30,7 +31,10 @@ async def mesh(tmp_path: Path) -> AsyncIterator[FirstPathMesh]:
 @pytest.mark.parametrize(
     ("fields", "parameter"),
     [
-        ({"stream": True}, "stream"),
+        (
+            {"stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ({"n": 2}, "n"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -105,11 +109,16 @@ async def test_tokens_are_in_no_response(mesh: FirstPathMesh) -> None:
         answered,
         await mesh.ask(key, GO, spoken(answered), GO),
         await mesh.ask(key, GO, {"role": "assistant", "content": "never said"}, GO),
-        await mesh.ask(key, GO, stream=True),
         await mesh.http.get(f"{mesh.url}/rollouts/{key}/v1/models"),
         await mesh.http.get(route, headers={"Authorization": f"Bearer {CONTROL_TOKEN}"}),
     ]
-    shown = set().union(*(keys_of(response.json()) for response in responses))
+    streamed = [
+        await mesh.ask(key, GO, stream=True, logprobs=True),
+        await mesh.respond(key, [GO], stream=True, include=["message.output_text.logprobs"]),
+    ]
+    bodies = [response.json() for response in [*responses, await mesh.respond(key, [GO])]]
+    bodies += (event for response in streamed for event in events_of(response))
+    shown = set().union(*map(keys_of, bodies))
     assert not [name for name in shown if "token_ids" in name or name.endswith("log_probs")]
     content = answered.json()["choices"][0]["logprobs"]["content"]
     assert "".join(one["token"] for one in content) == spoken(answered)["content"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from callforest.admission.v1 import admission_service_pb2 as admission
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, staged_call_pb2
+from callforest.gateway.v1 import gateway_service_pb2 as gateway
 from callforest.ledger.v1 import ledger_service_pb2 as ledger
 from callforest.staging.v1 import staging_service_pb2 as staging
 from callforest.worker.v1 import worker_service_pb2 as worker
@@ -80,4 +81,16 @@ GENERATE = StreamSpec(
     answer_field="generated",
     answer=worker.GeneratedCall,
     repeatable=True,
+)
+COMPLETE = StreamSpec(
+    name="Complete",
+    request=gateway.CompleteRequest,
+    item=gateway.CompleteItem,
+    payload_field="call",
+    payload=gateway.CompletionCall,
+    response=gateway.CompleteResponse,
+    result=gateway.CompleteResult,
+    answer_field="completion",
+    answer=gateway.ServedCompletion,
+    repeatable=False,
 )

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from google.protobuf import timestamp_pb2
@@ -23,6 +22,7 @@ from callforest_client.errors import CallforestError, RefusedError, UnavailableE
 from callforest_client.ledger import LedgerClient
 from callforest_client.worker import WorkerClient
 from callforest_mesh.gateway import core
+from callforest_mesh.gateway.life import AbandonedError, Life, PendingCall, Served
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import (
     HttpRefusal,
@@ -56,45 +56,6 @@ _UNKNOWN: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """A response that may leave.
-
-    Attributes:
-        body: the worker's bytes, untouched.
-        call_id: the call.
-        generation_us: how long the engine took, in microseconds.
-    """
-
-    body: bytes
-    call_id: str
-    generation_us: int
-
-
-class AbandonedError(Exception):
-    """The harness went away; nobody waits for this call's answer."""
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """One call while it lasts."""
-
-    capture_key: str
-    call_id: str
-    admit_time: timestamp_pb2.Timestamp
-    request: core.NormalisedRequest
-    traceparent: str
-    captured: bool = True
-    abandoned: bool = False
-    generation: asyncio.Future[worker_pb.GeneratedCall] | None = field(default=None)
-
-    def abandon(self) -> None:
-        """Note that nobody waits any more; what is being generated ends."""
-        self.abandoned = True
-        if self.generation is not None:
-            self.generation.cancel()
-
-
 class Calls:
     """Takes calls from harnesses through their lives.
 
@@ -125,30 +86,34 @@ class Calls:
         self._now_ns = now_ns
         self._tasks: set[asyncio.Task[Served] | asyncio.Task[None]] = set()
 
-    async def serve(
+    def begin(
         self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
-    ) -> Served:
-        """Take one call from its intent to its response.
-
-        Cancelling this ends the generation, not the life.
+    ) -> PendingCall:
+        """Take one call into work, from its intent to its response.
 
         Raises:
-            HttpRefusal: the call was refused, or something behind the gateway is away; then
-                nothing was served.
+            HttpRefusal: too many are in work.
         """
         if len(self._tasks) >= self._options.calls_max:
             raise overloaded("calls_in_work", self._options.calls_max)
         admit_time = timestamp_pb2.Timestamp()
         # Whole microseconds: the peer's clock is a double, and must give the same time back.
         admit_time.FromNanoseconds(self._now_ns() // 1000 * 1000)
-        life = _Life(capture_key, self._new_id(), admit_time, request, traceparent)
+        life = Life(capture_key, self._new_id(), admit_time, request, traceparent)
         task = asyncio.ensure_future(self._live(life))
         self._watch(task)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            life.abandon()
-            raise
+        return PendingCall(life, task)
+
+    async def serve(
+        self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
+    ) -> Served:
+        """Take one call through its life; cancelling this ends the generation, not the life.
+
+        Raises:
+            HttpRefusal: the call was refused, or something behind the gateway is away; then
+                nothing was served.
+        """
+        return await self.begin(capture_key, request, traceparent=traceparent).served()
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for the calls in work, at most `timeout_s`; then end them."""
@@ -161,8 +126,9 @@ class Calls:
             _LOG.warning("the gateway leaves %d calls pending", len(left))
             await asyncio.wait(left)
 
-    async def _live(self, life: _Life) -> Served:
+    async def _live(self, life: Life) -> Served:
         verdict = await self._admit(life)
+        life.admitted.set()
         try:
             return await self._answer(life, verdict)
         except (HttpRefusal, AbandonedError):
@@ -171,7 +137,7 @@ class Calls:
             self._fail_later(life, detail="a fault of the gateway")
             raise
 
-    async def _answer(self, life: _Life, verdict: capture_admission_pb2.Verdict) -> Served:
+    async def _answer(self, life: Life, verdict: capture_admission_pb2.Verdict) -> Served:
         """Take an admitted call to its row; whatever the end, it has one."""
         if life.abandoned:
             await self._fail(life, REQUEST_FINISHED, detail="the harness went away")
@@ -180,9 +146,9 @@ class Calls:
         served = await self._read(life, generated.chat_response)
         if life.captured:
             await self._settle_capture(life, generated, served)
-        return Served(generated.chat_response, life.call_id, generated.generation_us)
+        return Served(served.body, life.call_id, generated.generation_us)
 
-    async def _admit(self, life: _Life) -> capture_admission_pb2.Verdict:
+    async def _admit(self, life: Life) -> capture_admission_pb2.Verdict:
         intent = core.intent_of(life.request, life.capture_key, life.call_id, life.admit_time)
         try:
             verdict = await self._admission.admit(intent, traceparent=life.traceparent)
@@ -211,7 +177,7 @@ class Calls:
         return verdict
 
     async def _generate(
-        self, life: _Life, verdict: capture_admission_pb2.Verdict
+        self, life: Life, verdict: capture_admission_pb2.Verdict
     ) -> worker_pb.GeneratedCall:
         call = worker_pb.GenerateCall(
             capture_key=life.capture_key,
@@ -236,18 +202,20 @@ class Calls:
             _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
             detail = f"{reason_name(error.reason)}: {error.message}"
             await self._fail(life, REQUEST_FINISHED, detail=detail)
-            raise of_service(error) from error
+            refusal = of_service(error)
+            refusal.parameter = core.parameter_of(life.request, refusal.parameter)
+            raise refusal from error
 
-    async def _read(self, life: _Life, body: bytes) -> core.ServedResponse:
+    async def _read(self, life: Life, body: bytes) -> core.ServedResponse:
         """Serve nothing rather than tokens: an engine that leaks them is a fault (CAP-6)."""
         try:
-            return core.read_response(body)
+            return core.read_response(body, life.request)
         except core.ServedResponseError as error:
             await self._fail(life, REQUEST_FINISHED, detail=error.fact)
             raise _incident(f"call {life.capture_key}/{life.call_id}: {error.fact}") from error
 
     async def _settle_capture(
-        self, life: _Life, generated: worker_pb.GeneratedCall, served: core.ServedResponse
+        self, life: Life, generated: worker_pb.GeneratedCall, served: core.ServedResponse
     ) -> None:
         """Append the call's row: its record, or why there is none."""
         match generated.WhichOneof("capture"):
@@ -264,7 +232,7 @@ class Calls:
                 await self._fail(life, MISSING_COORDINATES)
 
     async def _record(
-        self, life: _Life, generated: worker_pb.GeneratedCall, served: core.ServedResponse
+        self, life: Life, generated: worker_pb.GeneratedCall, served: core.ServedResponse
     ) -> None:
         coords = generated.staged
         if (coords.capture_key, coords.call_id) != (life.capture_key, life.call_id):
@@ -291,7 +259,7 @@ class Calls:
             self._watch(asyncio.ensure_future(self._append(life, record)))
             raise unavailable("The ledger is away; nothing was served. Repeat.") from error
 
-    async def _append(self, life: _Life, record: call_record_pb2.CallRecord) -> None:
+    async def _append(self, life: Life, record: call_record_pb2.CallRecord) -> None:
         await self._durably(
             lambda left_s: self._ledger.record(
                 record, timeout_s=left_s, traceparent=life.traceparent
@@ -299,7 +267,7 @@ class Calls:
         )
 
     async def _fail(
-        self, life: _Life, reason: str, *, worker_reason: str = "", detail: str = ""
+        self, life: Life, reason: str, *, worker_reason: str = "", detail: str = ""
     ) -> None:
         """Append a failure row; a call that was admitted without capture has its row already."""
         if not life.captured:
@@ -324,7 +292,7 @@ class Calls:
         except UnavailableError as error:
             raise unavailable("The ledger is away; nothing was served. Repeat.") from error
 
-    def _fail_later(self, life: _Life, *, detail: str) -> None:
+    def _fail_later(self, life: Life, *, detail: str) -> None:
         """Try once more to mark a call whose fate at the ledger is unknown; nobody waits."""
         self._watch(asyncio.ensure_future(self._fail(life, REQUEST_FINISHED, detail=detail)))
 

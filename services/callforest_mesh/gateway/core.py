@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from dataclasses import dataclass
-from typing import Final, NoReturn
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from google.protobuf import timestamp_pb2
 
@@ -37,12 +37,15 @@ from callforest_core.lineage.items import (
     response_items,
 )
 from callforest_core.lineage.replay import summarize_replay
-from callforest_mesh.gateway.refusals import malformed, refuse_unsupported
+from callforest_mesh.gateway import responses
+from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
+from callforest_mesh.gateway.json_body import parse_body, write_json
+from callforest_mesh.gateway.refusals import malformed
+from callforest_mesh.gateway.response_output import TranslationError, response_of
+from callforest_mesh.gateway.unsupported import refuse_unsupported
 
 BODY_BYTES_MAX: Final = 32 << 20
 ITEMS_MAX: Final = 16384
-DEPTH_MAX: Final = 128
-"""Lists and objects inside one another; no request needs more, and a parser has a stack."""
 
 _UNREADABLE_DOMAIN: Final = b"callforest-unreadable-request-v1"
 _NO_CONTEXT: Final = bytes(DIGEST_SIZE)
@@ -62,40 +65,83 @@ class NormalisedRequest:
     """A request that may be admitted.
 
     Attributes:
-        body: the bytes to forward, as received.
-        body_digest: SHA-256 of them.
+        dialect: the API in which it was asked, and is answered.
+        body: the Chat Completions request for the engine; as received, unless it had to be
+            translated or asked for a stream.
+        body_digest: SHA-256 of what was received.
         probe: what the ledger needs to find the predecessor.
         scan: the request's fingerprints; None when an item that a model wrote cannot be read.
         replay: the summary of the request; None when an item has no canonical form.
+        streaming: how the response is to be streamed; None for a plain one.
+        echo: what a Responses response says again of its request.
     """
 
+    dialect: Dialect
     body: bytes
     body_digest: bytes
     probe: capture_admission_pb2.ChainProbe
     scan: ConversationScan | None
     replay: replay_summary_pb2.ReplaySummary | None
+    streaming: Streaming | None = None
+    echo: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedResponse:
-    """What the gateway reads of a response that it serves.
+    """A response as it will leave.
 
     Attributes:
+        body: its bytes: the plain response, or its events.
         response_id: the id that the harness gets; "" when there is none.
         items: the response's items; None when they cannot be read.
     """
 
+    body: bytes
     response_id: str
     items: list[Item] | None
 
 
-def read_request(body: bytes) -> NormalisedRequest:
-    """Parse and judge a Chat Completions request.
+def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequest:
+    """Parse and judge a request.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
-    fields = _parse(body)
+    fields = parse_body(body)
+    streaming = read_streaming(fields)
+    if dialect is Dialect.CHAT:
+        refuse_malformed_chat(fields)
+        chat, forwarded = fields, body
+        if streaming is not None:
+            asked = {"stream", "stream_options"}
+            forwarded = write_json({name: fields[name] for name in fields if name not in asked})
+    else:
+        chat = responses.chat_request(fields)
+        forwarded = write_json(chat)
+    items = request_items(fields, dialect)
+    if len(items) > ITEMS_MAX:
+        where = "messages" if dialect is Dialect.CHAT else "input"
+        raise malformed(f"`{where}` has more than {ITEMS_MAX} items.", where)
+    scan = _scan(items)
+    digest = hashlib.sha256(body).digest()
+    return NormalisedRequest(
+        dialect=dialect,
+        body=forwarded,
+        body_digest=digest,
+        probe=_probe(scan, digest, len(items)),
+        scan=scan,
+        replay=_replay(items, {**chat, "instructions": fields.get("instructions")}),
+        streaming=streaming,
+        echo={} if dialect is Dialect.CHAT else responses.echo_of(fields),
+    )
+
+
+def refuse_malformed_chat(fields: Item) -> None:
+    """Refuse a Chat Completions request that is malformed or cannot be captured.
+
+    Raises:
+        HttpRefusal: 400.
+    """
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise malformed("`messages` must be a list with at least one message.", "messages")
@@ -103,18 +149,13 @@ def read_request(body: bytes) -> NormalisedRequest:
         if not isinstance(message, dict):
             raise malformed(f"`messages[{index}]` must be an object.", f"messages[{index}]")
     refuse_unsupported(fields)
-    items = request_items(fields, Dialect.CHAT)
-    if len(items) > ITEMS_MAX:
-        raise malformed(f"`messages` has more than {ITEMS_MAX} items.", "messages")
-    scan = _scan(items)
-    digest = hashlib.sha256(body).digest()
-    return NormalisedRequest(
-        body=body,
-        body_digest=digest,
-        probe=_probe(scan, digest, len(items)),
-        scan=scan,
-        replay=_replay(items, fields),
-    )
+
+
+def parameter_of(request: NormalisedRequest, chat_parameter: str | None) -> str | None:
+    """Give the request's own name of the field that an engine found at fault."""
+    if request.dialect is Dialect.RESPONSES:
+        return responses.parameter_of(chat_parameter)
+    return chat_parameter
 
 
 def intent_of(
@@ -147,14 +188,17 @@ def admission_of(
             return None
 
 
-def read_response(body: bytes) -> ServedResponse:
-    """Read what is about to be served; the bytes themselves stay as they are.
+def read_response(completion: bytes, request: NormalisedRequest) -> ServedResponse:
+    """Make what is served of the engine's completion.
+
+    A plain Chat response is the completion's own bytes.
 
     Raises:
-        ServedResponseError: it is no JSON object, or holds token material (CAP-6).
+        ServedResponseError: it is no JSON object, holds token material (CAP-6), or has no form in
+            which it was asked for.
     """
     try:
-        fields = json.loads(body)
+        fields = json.loads(completion)
     except ValueError as error:
         raise ServedResponseError("the response is no JSON") from error
     if not isinstance(fields, dict):
@@ -162,12 +206,30 @@ def read_response(body: bytes) -> ServedResponse:
     leaked = _token_material(fields)
     if leaked is not None:
         raise ServedResponseError(f"the response holds `{leaked}`")
+    body = completion
+    if request.dialect is Dialect.RESPONSES:
+        try:
+            fields = response_of(fields, request.echo)
+        except TranslationError as error:
+            raise ServedResponseError(error.fact) from error
+        body = write_json(fields) if request.streaming is None else response_events(fields)
+    elif request.streaming is not None:
+        if not _is_completion(fields):
+            raise ServedResponseError("the response has no choices with messages")
+        body = chat_events(fields, request.streaming)
     response_id = fields.get("id")
     try:
-        items = response_items(fields, Dialect.CHAT)
+        items = response_items(fields, request.dialect)
     except ItemsError:
         items = None
-    return ServedResponse(response_id if isinstance(response_id, str) else "", items)
+    return ServedResponse(body, response_id if isinstance(response_id, str) else "", items)
+
+
+def _is_completion(fields: Item) -> bool:
+    choices = fields.get("choices")
+    return isinstance(choices, list) and all(
+        isinstance(choice, dict) and isinstance(choice.get("message"), dict) for choice in choices
+    )
 
 
 def _token_material(fields: Item) -> str | None:
@@ -222,63 +284,6 @@ def _fingerprints(
         context_item_count=scan.item_count,
         context_digest=context_digest,
     )
-
-
-def _parse(body: bytes) -> Item:
-    try:
-        text = body.decode("utf-8")
-        fields = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
-    except RecursionError as error:
-        raise malformed(f"The body is nested more than {DEPTH_MAX} deep.") from error
-    except ValueError as error:
-        raise malformed(f"The body is not valid JSON: {error}.") from error
-    if not isinstance(fields, dict):
-        raise malformed("The body must be a JSON object.")
-    if text.count("[") + text.count("{") > DEPTH_MAX and _is_deeper(fields, DEPTH_MAX):
-        raise malformed(f"The body is nested more than {DEPTH_MAX} deep.")
-    return fields
-
-
-def _object(pairs: list[tuple[str, object]]) -> Item:
-    """Refuse a key that appears twice: two readers could take different values for it."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a key appears twice in one object")
-    return fields
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is out of range")
-    return number
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
-def _is_deeper(value: object, limit: int) -> bool:
-    level: list[object] = [value]
-    for _ in range(limit):
-        level = [inner for container in level for inner in _containers_in(container)]
-        if not level:
-            return False
-    return True
-
-
-def _containers_in(container: object) -> list[object]:
-    members: list[object] = []
-    if isinstance(container, dict):
-        members = list(container.values())
-    elif isinstance(container, list):
-        members = container
-    return [one for one in members if isinstance(one, list | dict)]
 
 
 def _scan(items: list[object]) -> ConversationScan | None:

@@ -1,13 +1,11 @@
-"""The HTTP routes: requests in, calls made, answers out. Contract: docs/protocol.md, section 9."""
+"""The HTTP routes: requests in, calls made, answers out. Contract: docs/protocol.md, section 10."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
-import logging
 import re
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
@@ -17,20 +15,19 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import CallforestError
 from callforest_client.ledger import LedgerClient, Manifest
 from callforest_client.worker import WorkerClient
+from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.gateway import core, refusals
+from callforest_mesh.gateway.answers import Answer, refusal_of
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.manifest_json import manifest_json
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import HttpRefusal
 
-_LOG = logging.getLogger("callforest")
 _CAPTURE_KEY: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _BEARER: Final = "bearer "
 MANIFEST_ROUTE: Final = "/training-token-capture/control/rollouts/{rollout_id}/manifest"
-CALL_ID_HEADER: Final = "x-callforest-call-id"
-OVERHEAD_HEADER: Final = "x-callforest-overhead-ms"
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -67,8 +64,10 @@ class Edge:
         )
         application.add_routes(
             [
-                web.post("/rollouts/{capture_key}/v1/chat/completions", self._complete),
-                web.post("/v1/chat/completions", self._complete),
+                web.post("/rollouts/{capture_key}/v1/chat/completions", self._chat),
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/rollouts/{capture_key}/v1/responses", self._respond),
+                web.post("/v1/responses", self._respond),
                 web.get("/rollouts/{capture_key}/v1/models", self._models),
                 web.get("/v1/models", self._models),
                 web.get(MANIFEST_ROUTE, self._manifest),
@@ -77,23 +76,22 @@ class Edge:
         )
         return application
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, Dialect.CHAT)
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, Dialect.RESPONSES)
+
+    async def _complete(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         capture_key = _capture_key(request)
         self._refuse_when_draining()
         body = await self._read(request)
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        normalised = core.read_request(body)
-        served = await self._calls.serve(capture_key, normalised, traceparent=_traceparent(request))
-        overhead_ms = (loop.time() - begun) * 1000 - served.generation_us / 1000
-        return web.Response(
-            body=served.body,
-            content_type="application/json",
-            headers={
-                CALL_ID_HEADER: served.call_id,
-                OVERHEAD_HEADER: f"{max(0.0, overhead_ms):.3f}",
-            },
-        )
+        begun = asyncio.get_running_loop().time()
+        normalised = core.read_request(body, dialect)
+        call = self._calls.begin(capture_key, normalised, traceparent=_traceparent(request))
+        keep_alive_s = self._options.keep_alive_s
+        answer = Answer(normalised, call, begun=begun, keep_alive_s=keep_alive_s)
+        return await answer.send(request)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         _capture_key(request)
@@ -152,19 +150,14 @@ class Edge:
         """Turn whatever a route raises into an OpenAI-shaped error; its text stays here."""
         try:
             return await handler(request)
-        except HttpRefusal as refusal:
-            return _refused(refusal)
-        except CallforestError as error:
-            _LOG.warning("%s %s: %s", request.method, request.path, error)
-            return _refused(refusals.of_service(error))
         except web.HTTPException as error:
             code = "method_not_allowed" if error.status == 405 else "not_found"
             message = f"{request.method} {request.path} is not served here."
             return _refused(HttpRefusal(error.status, code, message))
-        except Exception:  # noqa: BLE001 - logged under the incident that the caller gets
-            incident_id = secrets.token_hex(8)
-            _LOG.exception("incident %s: %s %s", incident_id, request.method, request.path)
-            return _refused(refusals.faulty(incident_id))
+        except ConnectionError:
+            raise  # the client is gone: there is nobody to answer
+        except Exception as error:  # noqa: BLE001 - logged under the incident that the caller gets
+            return _refused(refusal_of(error, f"{request.method} {request.path}"))
 
 
 def _capture_key(request: web.Request) -> str:

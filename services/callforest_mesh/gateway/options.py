@@ -19,6 +19,8 @@ class GatewayOptions:
         generate_timeout_s: how long a generation may take, its capture included.
         commit_timeout_s: how long the ledger's row of a call may take to become durable; then
             nothing is served.
+        keep_alive_s: how long a harness that asked for events gets nothing; then the status line,
+            and a comment every so often, keep its connection until the call's row is durable.
         grace_s: how long calls may go on when the gateway stops.
     """
 
@@ -30,6 +32,7 @@ class GatewayOptions:
     body_timeout_s: float = 60.0
     generate_timeout_s: float = 600.0
     commit_timeout_s: float = 15.0
+    keep_alive_s: float = 15.0
     grace_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -42,5 +45,7 @@ class GatewayOptions:
             raise ValueError("calls_max must be at least 1")
         if min(self.body_timeout_s, self.generate_timeout_s, self.commit_timeout_s) <= 0:
             raise ValueError("body, generate and commit timeouts must be above 0")
+        if self.keep_alive_s <= 0:
+            raise ValueError("keep_alive_s must be above 0")
         if self.grace_s < 0:
             raise ValueError("grace_s must not be negative")

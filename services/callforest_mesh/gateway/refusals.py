@@ -1,19 +1,16 @@
-"""What the edge refuses, and how it says so: OpenAI-shaped errors.
+"""How the edge says no: OpenAI-shaped errors over HTTP, and the same as a mesh refusal over gRPC.
 
-What exact capture cannot serve is refused before anything is generated (CAP-3, CAP-7). Contract:
-docs/protocol.md, section "The HTTP edge".
+Contract: docs/protocol.md, section "The HTTP edge".
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Final
 
 from callforest.capture.v1 import capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import CallforestError, UnavailableError
-from callforest_core.lineage.items import TOKEN_FIELDS, Item
+from callforest_core.refusal import Refusal
 
 
 class HttpRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a programming error
@@ -25,6 +22,8 @@ class HttpRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a prog
         message: what is wrong and what to do.
         parameter: the field at fault, if there is one.
         retry_after_s: when a repeat can succeed, in whole seconds.
+        reason: why, as the mesh says it.
+        facts: the identifiers and values that the reason's comment names.
     """
 
     def __init__(
@@ -35,6 +34,8 @@ class HttpRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a prog
         *,
         parameter: str | None = None,
         retry_after_s: int | None = None,
+        reason: er.ErrorReason.ValueType = er.ERROR_REASON_REQUEST_REFUSED,
+        **facts: object,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -42,130 +43,34 @@ class HttpRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a prog
         self.message = message
         self.parameter = parameter
         self.retry_after_s = retry_after_s
+        self.reason = reason
+        self.facts = facts
 
     def body(self) -> bytes:
         """Give the error as OpenAI shapes it."""
+        return json.dumps({"error": self.shown()}).encode("ascii")
+
+    def shown(self) -> dict[str, str | None]:
+        """Give what is shown of the error."""
         kind = "invalid_request_error"
         if self.status == 429:
             kind = "rate_limit_error"
         elif self.status >= 500:
             kind = "server_error"
-        fields = {
+        return {
             "message": self.message,
             "type": kind,
             "param": self.parameter,
             "code": self.code,
         }
-        return json.dumps({"error": fields}).encode("ascii")
 
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """Fields that are refused, unless their value asks for nothing."""
-
-    names: tuple[str, ...]
-    harmless: tuple[object, ...]
-    why: str
-
-
-_RULES: Final = (
-    _Rule(
-        ("stream",),
-        (None, False),
-        "A response is captured whole before it is served, so it cannot be streamed by this "
-        "release. Send the request without it.",
-    ),
-    _Rule(
-        ("n", "best_of"),
-        (None, 1),
-        "A call is one generation. Send one request for each.",
-    ),
-    _Rule(("use_beam_search",), (None, False), "Beam search does not sample from the policy."),
-    _Rule(
-        ("previous_response_id", "conversation"),
-        (None,),
-        "No conversation is kept here. Send the whole history in `messages`.",
-    ),
-    _Rule(
-        ("store",),
-        (None, False),
-        "No completion is kept here for later retrieval. Send the request without it.",
-    ),
-    _Rule(
-        ("continue_final_message",),
-        (None, False),
-        "Text that the model did not sample cannot begin its turn (assistant prefill).",
-    ),
-    _Rule(
-        ("add_generation_prompt",),
-        (None, True),
-        "Text that the model did not sample cannot begin its turn (assistant prefill).",
-    ),
-    _Rule(
-        ("truncate_prompt_tokens",),
-        (None,),
-        "A truncated prompt is not the conversation that was recorded. Shorten the history.",
-    ),
-    _Rule(
-        ("truncation",),
-        (None, "disabled"),
-        "A truncated prompt is not the conversation that was recorded. Shorten the history.",
-    ),
-    _Rule(
-        (
-            "prompt_token_ids",
-            "required_prefix_token_ids",
-            "kv_transfer_params",
-            "ec_transfer_params",
-            "offload_params",
-            "vllm_xargs",
-            "ng_capture",
-            "ng_commit_coords",
-        ),
-        (None,),
-        "Tokens and capture fields are the server's own; callers send text.",
-    ),
-    _Rule(
-        ("echo", "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text"),
-        (None, False),
-        "Token material does not leave the server.",
-    ),
-    _Rule(
-        ("prompt_logprobs", "logprob_token_ids"),
-        (None,),
-        "Token material does not leave the server.",
-    ),
-)
-
-
-def refuse_unsupported(body: Item) -> None:
-    """Refuse what exact capture cannot serve (CAP-3).
-
-    Args:
-        body: a parsed Chat Completions request whose `messages` is a list of objects.
-
-    Raises:
-        HttpRefusal: 400 `unsupported_value`, with the first field at fault.
-    """
-    for rule in _RULES:
-        for name in rule.names:
-            if name in body and not _is_one_of(body[name], rule.harmless):
-                raise unsupported(name, f"`{name}` is not supported. {rule.why}")
-    messages = body["messages"]
-    assert isinstance(messages, list)
-    for index, message in enumerate(messages):
-        for name in TOKEN_FIELDS & message.keys():
-            if message[name] is not None:
-                raise unsupported(
-                    f"messages[{index}].{name}",
-                    "Tokens are the server's own; callers send text.",
-                )
-    if messages[-1].get("role") == "assistant":
-        raise unsupported(
-            "messages",
-            "The last message is the assistant's. Text that the model did not sample cannot begin "
-            "its turn (assistant prefill); end with a message of the user or of a tool.",
-        )
+    def refusal(self) -> Refusal:
+        """Give the error as the mesh's services say it."""
+        facts = self.facts
+        if self.reason == er.ERROR_REASON_REQUEST_REFUSED:
+            facts = {"parameter": self.parameter}
+        delay_ms = None if self.retry_after_s is None else self.retry_after_s * 1000
+        return Refusal(self.reason, self.message, retry_after_ms=delay_ms, violations=(), **facts)
 
 
 def unsupported(parameter: str, message: str) -> HttpRefusal:
@@ -190,7 +95,13 @@ def no_attempt_named() -> HttpRefusal:
 
 def attempt_not_found(capture_key: str) -> HttpRefusal:
     """Make the refusal of an attempt that was never opened."""
-    return HttpRefusal(404, "attempt_not_found", f"No attempt {capture_key} was opened.")
+    return HttpRefusal(
+        404,
+        "attempt_not_found",
+        f"No attempt {capture_key} was opened.",
+        reason=er.ERROR_REASON_ATTEMPT_NOT_FOUND,
+        capture_key=capture_key,
+    )
 
 
 def too_large(limit_bytes: int) -> HttpRefusal:
@@ -201,19 +112,36 @@ def too_large(limit_bytes: int) -> HttpRefusal:
 def overloaded(limit: str, limit_value: int) -> HttpRefusal:
     """Make the refusal at a bound of the gateway."""
     return HttpRefusal(
-        429, "overloaded", f"{limit} is at its limit of {limit_value}. Repeat.", retry_after_s=1
+        429,
+        "overloaded",
+        f"{limit} is at its limit of {limit_value}. Repeat.",
+        retry_after_s=1,
+        reason=er.ERROR_REASON_OVERLOADED,
+        limit=limit,
+        limit_value=limit_value,
     )
 
 
-def unavailable(message: str, *, retry_after_s: int = 1) -> HttpRefusal:
+def unavailable(message: str, *, retry_after_s: int = 1, peer: str = "") -> HttpRefusal:
     """Make the answer when a service behind the gateway is away; nothing was served."""
-    return HttpRefusal(503, "unavailable", message, retry_after_s=retry_after_s)
+    return HttpRefusal(
+        503,
+        "unavailable",
+        message,
+        retry_after_s=retry_after_s,
+        reason=er.ERROR_REASON_PEER_UNAVAILABLE,
+        peer=peer,
+    )
 
 
 def faulty(incident_id: str) -> HttpRefusal:
     """Make the answer to a fault; a log explains the incident."""
     return HttpRefusal(
-        500, "internal_error", f"A fault of the server; its log has incident {incident_id}."
+        500,
+        "internal_error",
+        f"A fault of the server; its log has incident {incident_id}.",
+        reason=er.ERROR_REASON_INTERNAL,
+        incident_id=incident_id,
     )
 
 
@@ -225,7 +153,13 @@ def refused_verdict(capture_key: str, refused: capture_admission_pb2.Refused) ->
     if refused.reason == er.ERROR_REASON_ATTEMPT_NOT_FOUND:
         return attempt_not_found(capture_key)
     if refused.reason in (er.ERROR_REASON_ATTEMPT_CLOSED, er.ERROR_REASON_ATTEMPT_SEALED):
-        return HttpRefusal(422, "attempt_closed", refused.message)
+        return HttpRefusal(
+            422,
+            "attempt_closed",
+            refused.message,
+            reason=er.ERROR_REASON_ATTEMPT_CLOSED,
+            capture_key=capture_key,
+        )
     return HttpRefusal(422, "call_refused", refused.message)
 
 
@@ -238,15 +172,28 @@ def of_service(error: CallforestError) -> HttpRefusal:
         case er.ERROR_REASON_REQUEST_REFUSED:
             return malformed(error.message, error.metadata.get("parameter"))
         case er.ERROR_REASON_OVERLOADED:
-            return HttpRefusal(429, "overloaded", error.message, retry_after_s=retry_after_s or 1)
+            return HttpRefusal(
+                429,
+                "overloaded",
+                error.message,
+                retry_after_s=retry_after_s or 1,
+                reason=error.reason,
+                limit=error.metadata.get("limit"),
+                limit_value=error.metadata.get("limit_value"),
+            )
         case er.ERROR_REASON_ATTEMPT_NOT_FOUND:
             return attempt_not_found(error.metadata.get("capture_key", ""))
         case er.ERROR_REASON_STORE_FULL:
             return unavailable("The store is full.", retry_after_s=retry_after_s or 30)
+        case er.ERROR_REASON_ENGINE_UNAVAILABLE:
+            return HttpRefusal(
+                503,
+                "unavailable",
+                "The engine is away; nothing was generated. Repeat.",
+                retry_after_s=1,
+                reason=error.reason,
+                engine=error.metadata.get("engine"),
+            )
     if isinstance(error, UnavailableError):
         return unavailable("A service behind the gateway is away. Repeat.")
     return faulty(error.metadata.get("incident_id", "unknown"))
-
-
-def _is_one_of(value: object, harmless: tuple[object, ...]) -> bool:
-    return any(type(value) is type(allowed) and value == allowed for allowed in harmless)

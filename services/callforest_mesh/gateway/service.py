@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
+from typing import Final, cast
 
+import grpc.aio
 from aiohttp import web
 
+from callforest.gateway.v1 import gateway_service_pb2 as pb
+from callforest.gateway.v1 import gateway_service_pb2_grpc as rpc
 from callforest_client.admission import AdmissionClient
 from callforest_client.ledger import LedgerClient
 from callforest_client.worker import WorkerClient
@@ -15,12 +19,15 @@ from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.gateway.servicer import GatewayServicer
 
 __all__ = ["GatewayOptions", "GatewayService"]
 
+_FULL_NAME: Final = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
+
 
 class GatewayService:
-    """Serves harnesses over HTTP.
+    """Serves harnesses over HTTP and over gRPC.
 
     Args:
         options: where to listen, whose attempts, bounds.
@@ -50,6 +57,7 @@ class GatewayService:
             now_ns=time.time_ns,
         )
         self._edge = Edge(options, drain, self._calls, ledger, worker)
+        self._servicer = GatewayServicer(options.tenant, self._calls, worker, drain)
         self._runner: web.AppRunner | None = None
         self._url = ""
 
@@ -60,19 +68,20 @@ class GatewayService:
 
     @property
     def full_names(self) -> frozenset[str]:
-        """The full names of its gRPC services: none, it speaks HTTP."""
-        return frozenset()
+        """The full names of its gRPC services."""
+        return frozenset({_FULL_NAME})
 
     @property
     def url(self) -> str:
-        """Where it listens, without a path; "" until it is started."""
+        """Where it listens for HTTP, without a path; "" until it is started."""
         return self._url
 
     def attach(self, server: ServerLike) -> None:
-        """Add nothing: the gateway has no gRPC service."""
+        """Add the gRPC edge to a server."""
+        rpc.add_GatewayServiceServicer_to_server(self._servicer, cast("grpc.aio.Server", server))
 
     async def start(self) -> None:
-        """Listen.
+        """Listen for HTTP.
 
         Raises:
             OSError: the address is taken.

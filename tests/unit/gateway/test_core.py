@@ -150,7 +150,7 @@ def test_record_is_of_what_was_served() -> None:
     record = core.record_of(
         coordinates(),
         request,
-        core.read_response(served()),
+        core.read_response(served(), request),
         completion_pb2.Completion(status=completion_pb2.COMPLETION_STATUS_COMPLETED),
         timestamp_pb2.Timestamp(seconds=9),
     )
@@ -177,10 +177,11 @@ def test_record_is_of_what_was_served() -> None:
 def test_record_that_cannot_be_fingerprinted_is_no_predecessor(
     messages: list[object], response: bytes
 ) -> None:
+    request = core.read_request(body_of(*messages))
     record = core.record_of(
         coordinates(),
-        core.read_request(body_of(*messages)),
-        core.read_response(response),
+        request,
+        core.read_response(response, request),
         completion_pb2.Completion(status=completion_pb2.COMPLETION_STATUS_COMPLETED),
         timestamp_pb2.Timestamp(seconds=9),
     )
@@ -201,11 +202,12 @@ def test_record_that_cannot_be_fingerprinted_is_no_predecessor(
 )
 def test_response_with_token_material_is_not_served(response: bytes) -> None:
     with pytest.raises(core.ServedResponseError):
-        core.read_response(response)
+        core.read_response(response, core.read_request(body_of(USER)))
 
 
 def test_response_without_id_is_served_but_has_none() -> None:
-    assert core.read_response(served(id=None)).response_id == ""
+    request = core.read_request(body_of(USER))
+    assert core.read_response(served(id=None), request).response_id == ""
 
 
 def coordinates() -> commit_coords_pb2.CommitCoords:

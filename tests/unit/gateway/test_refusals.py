@@ -9,11 +9,10 @@ from callforest.capture.v1 import capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError
 from callforest_mesh.gateway import refusals
-from callforest_mesh.gateway.refusals import HttpRefusal, refuse_unsupported
+from callforest_mesh.gateway.refusals import HttpRefusal
+from callforest_mesh.gateway.unsupported import refuse_unsupported
 
 REFUSED = [
-    ("stream", True),
-    ("stream", 1),
     ("n", 2),
     ("n", 1.0),
     ("n", True),
@@ -41,8 +40,6 @@ REFUSED = [
     ("logprob_token_ids", [5]),
 ]
 HARMLESS = [
-    ("stream", False),
-    ("stream", None),
     ("n", 1),
     ("n", None),
     ("store", False),

@@ -1,0 +1,80 @@
+"""The Gateway service's client: what a harness needs that speaks gRPC instead of HTTP."""
+
+from __future__ import annotations
+
+import copy
+
+import grpc.aio
+
+from callforest.gateway.v1 import gateway_service_pb2 as pb
+from callforest.gateway.v1 import gateway_service_pb2_grpc as rpc
+from callforest_client import unary
+from callforest_client.item_stream import ItemStream
+from callforest_client.streams import COMPLETE
+
+CHAT = pb.COMPLETION_API_CHAT
+RESPONSES = pb.COMPLETION_API_RESPONSES
+
+
+class GatewayClient:
+    """Makes model calls within attempts.
+
+    Args:
+        channel: a channel to the Gateway service.
+        tenant: owns the attempts; the gateway serves one.
+        timeout_s: the deadline of each call, its generation included.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 630.0
+    ) -> None:
+        self._stub = rpc.GatewayServiceStub(channel)
+        self._tenant = tenant
+        self._timeout_s = timeout_s
+        self._completions = ItemStream(COMPLETE, self._stub.Complete)
+
+    async def complete(
+        self,
+        capture_key: str,
+        request: bytes,
+        api: pb.CompletionApi.ValueType = CHAT,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.ServedCompletion:
+        """Make one call; a repeat is another call.
+
+        Args:
+            capture_key: the attempt.
+            request: the API's request, JSON bytes.
+            api: which API it is of.
+            timeout_s: instead of the client's own.
+            traceparent: the caller's W3C trace context, or "".
+
+        Raises:
+            RefusedError: REQUEST_REFUSED with the parameter at fault, ATTEMPT_NOT_FOUND,
+                ATTEMPT_CLOSED, OVERLOADED, INVALID_MESSAGE.
+            UnavailableError: no answer; the call may have been made.
+        """
+        call = pb.CompletionCall(capture_key=capture_key, api=api, request=request)
+        bound_s = self._timeout_s if timeout_s is None else timeout_s
+        return await self._completions.send(
+            call, tenant=self._tenant, timeout_s=bound_s, traceparent=traceparent
+        )
+
+    async def list_models(self) -> list[str]:
+        """Name the served models."""
+        response = await unary.call(
+            self._stub.ListModels, pb.ListModelsRequest(), timeout_s=self._timeout_s
+        )
+        return list(response.models)
+
+    def for_tenant(self, tenant: str) -> GatewayClient:
+        """Give the same client for another tenant; streams are shared."""
+        other = copy.copy(self)
+        other._tenant = tenant  # noqa: SLF001 - a copy of this very class
+        return other
+
+    async def close(self) -> None:
+        """End the client's streams; the channel stays open."""
+        await self._completions.close()
