@@ -27,6 +27,7 @@ from callforest_mesh.chassis.configuration import SERVICES, MeshConfiguration
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.server import MeshServer, ServerOptions, end_on_signals, run
 from callforest_mesh.chassis.service import MeshService
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry, Telemetry, open_telemetry
 
 if TYPE_CHECKING:
     from callforest_mesh.worker.engine import Engine
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("callforest")
 ChannelTo: TypeAlias = Callable[[str], grpc.aio.Channel]
 """(short name of a service) -> a new channel to it."""
+_Builder: TypeAlias = Callable[[MeshConfiguration, Drain, "Clients", ServiceTelemetry], MeshService]
 
 
 class Clients:
@@ -96,6 +98,8 @@ def build(
     drain: Drain,
     clients: Clients,
     engine: Engine | None = None,
+    *,
+    telemetry: ServiceTelemetry = SILENT,
 ) -> MeshService:
     """Build a service, not started.
 
@@ -105,13 +109,14 @@ def build(
         drain: ends its work.
         clients: its peers.
         engine: the worker's, instead of the configured one.
+        telemetry: what it says of its work.
 
     Raises:
         ConfigurationError: the section is wrong.
     """
     if name == "worker":
-        return _build_worker(configuration, drain, clients, engine)
-    return _BUILDERS[name](configuration, drain, clients)
+        return _build_worker(configuration, drain, clients, engine, telemetry)
+    return _BUILDERS[name](configuration, drain, clients, telemetry)
 
 
 def serve(name: str, configuration: MeshConfiguration, *, supervised: bool = False) -> int:
@@ -126,13 +131,18 @@ def serve(name: str, configuration: MeshConfiguration, *, supervised: bool = Fal
         ConfigurationError: the section is wrong.
         ServerStartError: the address is taken.
     """
+    telemetry = open_telemetry(configuration.telemetry)
 
     def factory(drain: Drain, closers: AsyncExitStack) -> MeshService:
         clients = Clients(configuration, addressed(configuration), closers)
-        return build(name, configuration, drain, clients)
+        said = telemetry.service(name)
+        return build(name, configuration, drain, clients, telemetry=said)
 
     address = configuration.addresses.of(name)
-    return run(factory, address, server_options(configuration), supervised=supervised)
+    try:
+        return run(factory, address, server_options(configuration), supervised=supervised)
+    finally:
+        telemetry.shutdown()
 
 
 def addressed(configuration: MeshConfiguration) -> ChannelTo:
@@ -153,6 +163,7 @@ class EmbeddedMesh:
         configuration: says which services, and their options.
         listen: whether they listen on their addresses besides, for clients of other processes.
         engine: the worker's, instead of the configured one.
+        telemetry: instead of what the configuration says; shut down with the mesh.
 
     Attributes:
         gateway_url: where harnesses reach the gateway, once started; "" without a gateway.
@@ -164,8 +175,10 @@ class EmbeddedMesh:
         *,
         listen: bool = True,
         engine: Engine | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._configuration = configuration
+        self._telemetry = telemetry
         self._listen = listen
         self._engine = engine
         self._servers: dict[str, MeshServer] = {}
@@ -174,10 +187,12 @@ class EmbeddedMesh:
 
     async def start(self) -> None:
         """Start the services, each behind those that it calls; on a fault none is left."""
+        telemetry = self._telemetry or open_telemetry(self._configuration.telemetry)
+        self._stack.push_async_callback(asyncio.to_thread, telemetry.shutdown)
         try:
             for name in SERVICES:
                 if name in self._configuration.services:
-                    await self._start(name)
+                    await self._start(name, telemetry.service(name))
         except BaseException:
             await self.stop()
             raise
@@ -202,10 +217,12 @@ class EmbeddedMesh:
     async def __aexit__(self, *fault: object) -> None:
         await self.stop()
 
-    async def _start(self, name: str) -> None:
+    async def _start(self, name: str, telemetry: ServiceTelemetry) -> None:
         drain = Drain()
         clients = Clients(self._configuration, self.channel_to, self._stack)
-        service = build(name, self._configuration, drain, clients, self._engine)
+        service = build(
+            name, self._configuration, drain, clients, self._engine, telemetry=telemetry
+        )
         address = self._configuration.addresses.of(name) if self._listen else ""
         server = MeshServer(service, address, drain, server_options(self._configuration))
         self._servers[name] = server
@@ -243,41 +260,49 @@ async def _up(configuration: MeshConfiguration) -> int:
     return 0
 
 
-def _build_staging(configuration: MeshConfiguration, drain: Drain, clients: Clients) -> MeshService:
+def _build_staging(
+    configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
+) -> MeshService:
     del clients  # it calls nobody
     from callforest_mesh.staging.service import StagingService
 
-    return StagingService(mesh_options.staging_options(configuration), drain)
+    return StagingService(mesh_options.staging_options(configuration), drain, telemetry=telemetry)
 
 
-def _build_ledger(configuration: MeshConfiguration, drain: Drain, clients: Clients) -> MeshService:
+def _build_ledger(
+    configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
+) -> MeshService:
     del clients  # it calls nobody
     from callforest_mesh.ledger.service import LedgerService
 
-    return LedgerService(mesh_options.ledger_options(configuration), drain)
+    return LedgerService(mesh_options.ledger_options(configuration), drain, telemetry=telemetry)
 
 
 def _build_admission(
-    configuration: MeshConfiguration, drain: Drain, clients: Clients
+    configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
 ) -> MeshService:
     from callforest_mesh.admission.service import AdmissionService
 
     options = mesh_options.admission_options(configuration)
-    return AdmissionService(options, drain, clients.ledger())
+    return AdmissionService(options, drain, clients.ledger(), telemetry=telemetry)
 
 
 def _build_worker(
-    configuration: MeshConfiguration, drain: Drain, clients: Clients, engine: Engine | None
+    configuration: MeshConfiguration,
+    drain: Drain,
+    clients: Clients,
+    engine: Engine | None,
+    telemetry: ServiceTelemetry,
 ) -> MeshService:
     from callforest_mesh.worker.service import WorkerService
 
     options = mesh_options.worker_options(configuration)
     hosted = engine or mesh_options.build_engine(configuration)
-    return WorkerService(options, drain, hosted, clients.staging())
+    return WorkerService(options, drain, hosted, clients.staging(), telemetry=telemetry)
 
 
 def _build_finalizer(
-    configuration: MeshConfiguration, drain: Drain, clients: Clients
+    configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
 ) -> MeshService:
     from callforest_mesh.chassis.server import end_process
     from callforest_mesh.finalizer.service import FinalizerService
@@ -288,17 +313,25 @@ def _build_finalizer(
         clients.ledger(),
         clients.staging(),
         on_fatal=end_process("finalizer"),
+        telemetry=telemetry,
     )
 
 
-def _build_trainer(configuration: MeshConfiguration, drain: Drain, clients: Clients) -> MeshService:
+def _build_trainer(
+    configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
+) -> MeshService:
     from callforest_mesh.trainer.service import TrainerService
 
     options = mesh_options.trainer_options(configuration)
-    return TrainerService(options, drain, clients.finalizer(), [clients.worker()])
+    return TrainerService(
+        options, drain, clients.finalizer(), [clients.worker()], telemetry=telemetry
+    )
 
 
-def _build_gateway(configuration: MeshConfiguration, drain: Drain, clients: Clients) -> MeshService:
+def _build_gateway(
+    configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
+) -> MeshService:
+    del telemetry
     from callforest_mesh.gateway.service import GatewayService
 
     return GatewayService(
@@ -310,7 +343,7 @@ def _build_gateway(configuration: MeshConfiguration, drain: Drain, clients: Clie
     )
 
 
-_BUILDERS: Final[dict[str, Callable[[MeshConfiguration, Drain, Clients], MeshService]]] = {
+_BUILDERS: Final[dict[str, _Builder]] = {
     "staging": _build_staging,
     "ledger": _build_ledger,
     "admission": _build_admission,

@@ -12,6 +12,7 @@ from callforest_client.ledger import LedgerClient
 from callforest_mesh.admission.servicer import AdmissionServicer
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 
 _FULL_NAME: Final = "callforest.admission.v1.AdmissionService"
 
@@ -28,14 +29,22 @@ class AdmissionService:
         options: how it runs.
         drain: when begun, streams end.
         ledger: decides; closed by its owner.
+        telemetry: what it says of its work.
     """
 
     name = "admission"
     full_names = frozenset({_FULL_NAME})
 
-    def __init__(self, options: AdmissionOptions, drain: Drain, ledger: LedgerClient) -> None:
+    def __init__(
+        self,
+        options: AdmissionOptions,
+        drain: Drain,
+        ledger: LedgerClient,
+        *,
+        telemetry: ServiceTelemetry = SILENT,
+    ) -> None:
         self.options = options
-        self._servicer = AdmissionServicer(ledger, drain)
+        self._servicer = AdmissionServicer(ledger, drain, telemetry)
 
     def attach(self, server: ServerLike) -> None:
         """Add the RPCs to a server."""

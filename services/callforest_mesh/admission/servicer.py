@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from typing import TypeAlias, TypeVar, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 import grpc.aio
 
@@ -15,12 +15,18 @@ from callforest_client.errors import CallforestError
 from callforest_client.ledger import LedgerClient
 from callforest_client.streams import ADMIT_CALLS
 from callforest_mesh.admission import core
+from callforest_mesh.chassis.call_attributes import intent_attributes
+from callforest_mesh.chassis.instruments import Description
 from callforest_mesh.chassis.item_server import Drain, ItemServer
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 
 T = TypeVar("T")
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 _Unary: TypeAlias = grpc.aio.ServicerContext[_Request, Awaitable[_Response]]
+_VERDICTS: Final = tuple(
+    one.name for one in capture_admission_pb2.Verdict.DESCRIPTOR.oneofs_by_name["verdict"].fields
+)
 _Items: TypeAlias = grpc.aio.ServicerContext[AsyncIterator[_Request], AsyncIterator[_Response]]
 
 
@@ -30,11 +36,25 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
     Args:
         ledger: decides and remembers.
         drain: when begun, item streams end.
+        telemetry: what it says of its work.
     """
 
-    def __init__(self, ledger: LedgerClient, drain: Drain) -> None:
+    def __init__(
+        self, ledger: LedgerClient, drain: Drain, telemetry: ServiceTelemetry = SILENT
+    ) -> None:
         self._ledger = ledger
-        self._calls = ItemServer(ADMIT_CALLS, self._admit, service="admission", drain=drain)
+        self._calls = ItemServer(
+            ADMIT_CALLS,
+            self._admit,
+            service="admission",
+            drain=drain,
+            telemetry=telemetry,
+            describe=intent_attributes,
+        )
+        self._verdicts = telemetry.metrics.counter(
+            Description("callforest.admission.calls", "{call}", "Judged calls by verdict."),
+            {"verdict": _VERDICTS},
+        )
 
     async def OpenAttempt(
         self,
@@ -71,7 +91,9 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         judging = self._ledger.for_tenant(context.tenant).record_intent(
             intent, timeout_s=core.ledger_time_s(left_s), traceparent=context.traceparent
         )
-        return await _in_time(judging, None)
+        verdict = await _in_time(judging, None)
+        self._verdicts.add(1, verdict.WhichOneof("verdict") or "")
+        return verdict
 
 
 async def _in_time(asked: Awaitable[T], left_s: float | None) -> T:

@@ -27,6 +27,7 @@ from callforest_mesh.chassis.configuration_section import (
     read_section,
     unknown_key,
 )
+from callforest_mesh.chassis.telemetry import TelemetryOptions
 
 SERVICES: Final = ("staging", "ledger", "admission", "worker", "finalizer", "trainer", "gateway")
 """Every service, each behind those that it calls."""
@@ -134,6 +135,7 @@ class MeshConfiguration:
         addresses: where each listens.
         server: limits and grace.
         log: the log on standard error.
+        telemetry: traces and metrics.
         staging: the options of the service, as they were read; so are those below.
     """
 
@@ -143,6 +145,7 @@ class MeshConfiguration:
     addresses: Addresses = field(default_factory=Addresses)
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
+    telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
     staging: Mapping[str, Value] = field(default_factory=dict)
     ledger: Mapping[str, Value] = field(default_factory=dict)
     admission: Mapping[str, Value] = field(default_factory=dict)

@@ -33,6 +33,8 @@ from callforest_mesh.chassis.errors import (
     overloaded,
     status_of_exception,
 )
+from callforest_mesh.chassis.item_observer import Describe, ItemObserver
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import check, malformed
 
 _LOG = logging.getLogger("callforest")
@@ -70,6 +72,8 @@ class ItemServer(Generic[PayloadT, ResultT]):
         handler: answers one item; raises Refusal or CallforestError for a typed failure.
         service: names the service in errors.
         drain: when begun, streams end after the items they had taken.
+        telemetry: what the service says of its items.
+        describe: gives the attributes of a sampled item's span.
     """
 
     def __init__(
@@ -79,9 +83,15 @@ class ItemServer(Generic[PayloadT, ResultT]):
         *,
         service: str,
         drain: Drain,
+        telemetry: ServiceTelemetry = SILENT,
+        describe: Describe[PayloadT, ResultT] | None = None,
     ) -> None:
         self._spec = spec
         self._handler = handler
+        if telemetry is not SILENT:
+            self._handler = ItemObserver(
+                handler, service=service, rpc=spec.name, telemetry=telemetry, describe=describe
+            )
         self._service = service
         self._drain = drain
 

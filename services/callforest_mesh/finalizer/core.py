@@ -267,6 +267,7 @@ def make_batch(
         drop_reason=logged.drop_reason,
         row_multiple=logged.row_multiple,
         heuristic_fraction=logged.heuristic_fraction,
+        traceparent=logged.traceparent,
     )
     if logged.drop_reason and batch.ByteSize() > GROUP_BYTES_MAX:
         for receipt in batch.receipts:
@@ -308,6 +309,7 @@ def dropped(logged: row_log_pb2.LoggedGroup, reason: str) -> row_log_pb2.LoggedG
         row_multiple=logged.row_multiple,
         drop_reason=reason,
         heuristic_fraction=logged.heuristic_fraction,
+        traceparent=logged.traceparent,
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_client.codec import ColumnError, call_record_from_proto, staged_call_from_proto
-from callforest_client.ledger import LedgerClient
+from callforest_client.ledger import LedgerClient, Manifest
 from callforest_client.staging import StagingClient
 from callforest_core.custody.row import LinearizedRow
 from callforest_core.lineage.terminal import Terminal
-from callforest_mesh.finalizer import core
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
+from callforest_mesh.finalizer import core, spans
 from callforest_mesh.finalizer.segments import LostCallError, read_segments
 
 
@@ -21,11 +23,19 @@ class Judge:
     Args:
         ledger: where manifests are.
         staging: where tokens are.
+        telemetry: what is said of the judgements.
     """
 
-    def __init__(self, ledger: LedgerClient, staging: StagingClient) -> None:
+    def __init__(
+        self,
+        ledger: LedgerClient,
+        staging: StagingClient,
+        telemetry: ServiceTelemetry = SILENT,
+    ) -> None:
         self._ledger = ledger
         self._staging = staging
+        self._tracer = telemetry.tracer
+        self._rollouts = spans.count_rollouts(telemetry.metrics)
 
     async def judge(
         self, request: pb.FinalizeRolloutRequest, scored_response_sha256: bytes
@@ -36,7 +46,25 @@ class Judge:
             Refusal: the request does not fit the sealed attempt, or a peer is away.
             CallforestError: the ledger refused.
         """
-        evidence = await self._evidence(request)
+        begun_ns = time.time_ns()
+        manifest = await self._manifest(request)
+        calls = [] if manifest is None else spans.call_links(manifest.records)
+        with self._tracer.linked("finalize rollout", calls, begun_ns=begun_ns) as span:
+            finalized = await self._judged(request, manifest, scored_response_sha256)
+            receipt = finalized.receipt
+            if span.recording:
+                receipt.traceparent = span.traceparent
+                span.describe(spans.receipt_attributes(receipt))
+        self._rollouts.add(1, receipt.mask_reason if receipt.masked else spans.TRAINS)
+        return finalized
+
+    async def _judged(
+        self,
+        request: pb.FinalizeRolloutRequest,
+        manifest: Manifest | None,
+        scored_response_sha256: bytes,
+    ) -> row_log_pb2.FinalizedRollout:
+        evidence = _evidence(request, manifest)
         mask = core.mask_before_tokens(evidence)
         terminal: Terminal | None = None
         row: LinearizedRow | None = None
@@ -63,13 +91,10 @@ class Judge:
             finalized.declared_response_id = request.declared_response_id
         return finalized
 
-    async def _evidence(self, request: pb.FinalizeRolloutRequest) -> core.Evidence:
+    async def _manifest(self, request: pb.FinalizeRolloutRequest) -> Manifest | None:
         if not request.HasField("capture_key"):
-            return core.Evidence(None, (), ())
-        manifest = await self._ledger.for_tenant(request.tenant).manifest(request.capture_key)
-        core.check_attempt(request, manifest.attempt)
-        records = tuple(call_record_from_proto(record) for record in manifest.records)
-        return core.Evidence(manifest.attempt, records, tuple(manifest.failures))
+            return None
+        return await self._ledger.for_tenant(request.tenant).manifest(request.capture_key)
 
     async def _verified(
         self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence, terminal: Terminal
@@ -92,3 +117,11 @@ class Judge:
             return verified, 0
         sizes = {call.call_id: call.ByteSize() for call in staged}
         return verified, sum(sizes[call_id] for call_id in verified.call_ids)
+
+
+def _evidence(request: pb.FinalizeRolloutRequest, manifest: Manifest | None) -> core.Evidence:
+    if manifest is None:
+        return core.Evidence(None, (), ())
+    core.check_attempt(request, manifest.attempt)
+    records = tuple(call_record_from_proto(record) for record in manifest.records)
+    return core.Evidence(manifest.attempt, records, tuple(manifest.failures))

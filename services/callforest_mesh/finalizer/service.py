@@ -17,6 +17,8 @@ from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import LmdbStore
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.store_measures import measure_store
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.finalizer.cleanup import Cleanup
 from callforest_mesh.finalizer.delivery import Subscriptions
 from callforest_mesh.finalizer.judgement import Judge
@@ -60,6 +62,7 @@ class FinalizerService:
         ledger: where manifests are.
         staging: where tokens are.
         on_fatal: called when the store can be trusted no more; the process must end.
+        telemetry: what it says of its work.
     """
 
     name = "finalizer"
@@ -73,6 +76,7 @@ class FinalizerService:
         staging: StagingClient,
         *,
         on_fatal: Callable[[Exception], None] = exit_process,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         self._on_fatal = on_fatal
@@ -80,10 +84,12 @@ class FinalizerService:
         self._cleanup = Cleanup(self._row_log, staging)
         self._servicer = FinalizerServicer(
             self._row_log,
-            Judge(ledger, staging),
+            Judge(ledger, staging, telemetry),
             Subscriptions(self._row_log, staging, self._cleanup, drain),
             row_multiple=options.row_multiple,
+            telemetry=telemetry,
         )
+        self._telemetry = telemetry
 
     def attach(self, server: ServerLike) -> None:
         """Add the RPCs to a server."""
@@ -104,7 +110,7 @@ class FinalizerService:
         await self._row_log.close()
 
     def _open_store(self) -> LmdbStore:
-        return LmdbStore(
+        store = LmdbStore(
             self._options.path,
             map_size_bytes=self._options.map_size_bytes,
             databases=DATABASES,
@@ -112,3 +118,5 @@ class FinalizerService:
             on_fatal=self._on_fatal,
             name=self.name,
         )
+        measure_store(self._telemetry.metrics, store.statistics)
+        return store

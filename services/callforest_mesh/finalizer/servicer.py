@@ -10,7 +10,8 @@ from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.refusal import Refusal
-from callforest_mesh.finalizer import core
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
+from callforest_mesh.finalizer import core, spans
 from callforest_mesh.finalizer.delivery import Subscriptions
 from callforest_mesh.finalizer.judgement import Judge
 from callforest_mesh.finalizer.store import RowLog
@@ -24,15 +25,24 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
         judge: verifies rollouts.
         subscriptions: the live deliveries.
         row_multiple: groups are padded to a multiple of it.
+        telemetry: what is said of what is published.
     """
 
     def __init__(
-        self, row_log: RowLog, judge: Judge, subscriptions: Subscriptions, *, row_multiple: int
+        self,
+        row_log: RowLog,
+        judge: Judge,
+        subscriptions: Subscriptions,
+        *,
+        row_multiple: int,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._row_log = row_log
         self._judge = judge
         self._subscriptions = subscriptions
         self._row_multiple = row_multiple
+        self._tracer = telemetry.tracer
+        self._published = spans.Published(telemetry.metrics)
 
     async def FinalizeRollout(
         self, request: pb.FinalizeRolloutRequest, context: object
@@ -126,6 +136,13 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
                 row_multiple=self._row_multiple,
                 abandon_reason=request.abandon_reason,
             )
-            logged = await self._row_log.publish(request.tenant, laid_out)
+            links = spans.rollout_links(laid_out, list(rollouts.values()))
+            with self._tracer.linked("publish group", links) as span:
+                laid_out.traceparent = span.traceparent
+                logged = await self._row_log.publish(request.tenant, laid_out)
+                if logged is not None and span.recording:
+                    span.describe(spans.group_attributes(logged))
             if logged is not None:
+                if logged is laid_out:
+                    self._published.count(logged)
                 return logged

@@ -173,7 +173,7 @@ def commit_record(
     known = require(view, coords.capture_key)
     call = known.call(coords.call_id)
     committed = None if call is None else call.read_record()
-    if committed == record:
+    if committed is not None and _is_same(committed, record):
         return Decision(_committed(known))
     mismatch = None if call is None else _coordinates_mismatch(call, coords)
     if call is not None and mismatch and INVALID_COORDINATES in call.failure_reasons:
@@ -307,6 +307,16 @@ def _coordinates_mismatch(
         admitted=admitted or "no parent",
         stated=stated or "absent",
     )
+
+
+def _is_same(known: call_record_pb2.CallRecord, sent: call_record_pb2.CallRecord) -> bool:
+    """Compare two records; a repeat may come within another trace."""
+    if known.traceparent != sent.traceparent:
+        untraced = call_record_pb2.CallRecord()
+        untraced.CopyFrom(sent)
+        untraced.traceparent = known.traceparent
+        return known == untraced
+    return known == sent
 
 
 def _first_difference(known: Message, sent: Message) -> str:

@@ -15,6 +15,8 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import LmdbStore
 from callforest_mesh.chassis.server import end_process
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.store_measures import measure_store
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.ledger import Ledger
 from callforest_mesh.ledger.servicer import LedgerServicer
@@ -61,6 +63,7 @@ class LedgerService:
         drain: when begun, streams and waits end.
         on_fatal: called when the store can be trusted no more; the process must end. Without it,
             the process ends at once.
+        telemetry: what it says of its work.
     """
 
     name = "ledger"
@@ -72,6 +75,7 @@ class LedgerService:
         drain: Drain,
         *,
         on_fatal: Callable[[Exception], None] | None = None,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         self._drain = drain
@@ -79,12 +83,14 @@ class LedgerService:
         self._watch = SettlementWatch(self.name, waits_max=options.waits_max)
         self._store = LmdbLedgerStore(self._open_store)
         self._ledger = Ledger(self._store, self._watch, cached_calls_max=options.cached_calls_max)
+        self._servicer = LedgerServicer(self._ledger, drain, telemetry)
+        self._telemetry = telemetry
         self._ending: asyncio.Task[None] | None = None
 
     def attach(self, server: ServerLike) -> None:
         """Add the RPCs to a server."""
         rpc.add_LedgerServiceServicer_to_server(
-            LedgerServicer(self._ledger, self._drain),
+            self._servicer,
             cast("grpc.aio.Server", server),  # takes handlers as a server does
         )
 
@@ -109,7 +115,7 @@ class LedgerService:
         await self._ledger.stop()
 
     def _open_store(self) -> LmdbStore:
-        return LmdbStore(
+        store = LmdbStore(
             self._options.path,
             map_size_bytes=self._options.map_size_bytes,
             databases=DATABASES,
@@ -117,6 +123,8 @@ class LedgerService:
             on_fatal=self._on_fatal,
             name=self.name,
         )
+        measure_store(self._telemetry.metrics, store.statistics)
+        return store
 
     async def _end_waits(self) -> None:
         """Send those who wait for settlement away once the service drains."""

@@ -11,7 +11,9 @@ from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, item_pb2
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
+from callforest_mesh.chassis.call_attributes import entry_attributes, intent_attributes
 from callforest_mesh.chassis.item_server import Drain, ItemServer
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
@@ -29,14 +31,27 @@ class LedgerServicer(rpc.LedgerServiceServicer):
     Args:
         ledger: answers.
         drain: when begun, item streams end.
+        telemetry: what it says of its work.
     """
 
-    def __init__(self, ledger: Ledger, drain: Drain) -> None:
+    def __init__(self, ledger: Ledger, drain: Drain, telemetry: ServiceTelemetry = SILENT) -> None:
         self._ledger = ledger
         self._intents = ItemServer(
-            RECORD_INTENTS, self._record_intent, service="ledger", drain=drain
+            RECORD_INTENTS,
+            self._record_intent,
+            service="ledger",
+            drain=drain,
+            telemetry=telemetry,
+            describe=intent_attributes,
         )
-        self._commits = ItemServer(COMMIT_CALLS, self._commit_call, service="ledger", drain=drain)
+        self._commits = ItemServer(
+            COMMIT_CALLS,
+            self._commit_call,
+            service="ledger",
+            drain=drain,
+            telemetry=telemetry,
+            describe=entry_attributes,
+        )
 
     async def OpenAttempt(
         self,

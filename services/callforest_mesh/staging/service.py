@@ -15,6 +15,8 @@ from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import LmdbStore
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.store_measures import measure_store
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.staging.core import check_store
 from callforest_mesh.staging.servicer import StagingServicer
 from callforest_mesh.staging.store import DATABASES, StagedCalls
@@ -48,6 +50,7 @@ class StagingService:
         options: where they are kept.
         drain: when begun, item streams end after the items they had taken.
         on_fatal: called when the store can be trusted no more; ends the process.
+        telemetry: what it says of its work.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class StagingService:
         drain: Drain,
         *,
         on_fatal: Callable[[Exception], None] = exit_process,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         self._on_fatal = on_fatal
         self._store: LmdbStore | None = None
         self._calls = StagedCalls(self._opened)
-        self._servicer = StagingServicer(self._calls, drain, service=self.name)
+        self._servicer = StagingServicer(self._calls, drain, service=self.name, telemetry=telemetry)
+        measure_store(telemetry.metrics, lambda: self._store.statistics() if self._store else None)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,10 @@ from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest.staging.v1 import staging_service_pb2_grpc as rpc
 from callforest_client.frames import FRAME_BYTES, FRAME_FIELDS, frames_of
 from callforest_client.streams import FETCH_PREFIX, STAGE
+from callforest_mesh.chassis.call_attributes import prefix_attributes, stage_attributes
+from callforest_mesh.chassis.instruments import Description
 from callforest_mesh.chassis.item_server import Drain, ItemServer
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.staging.core import check_call
 from callforest_mesh.staging.store import StagedCalls
 
@@ -23,12 +26,37 @@ class StagingServicer(rpc.StagingServiceServicer):
         calls: the staged calls.
         drain: when begun, item streams end after the items they had taken.
         service: names the service in errors.
+        telemetry: what it says of its work.
     """
 
-    def __init__(self, calls: StagedCalls, drain: Drain, *, service: str) -> None:
+    def __init__(
+        self,
+        calls: StagedCalls,
+        drain: Drain,
+        *,
+        service: str,
+        telemetry: ServiceTelemetry = SILENT,
+    ) -> None:
         self._calls = calls
-        self._stage = ItemServer(STAGE, self._stage_call, service=service, drain=drain)
-        self._prefix = ItemServer(FETCH_PREFIX, self._fetch_prefix, service=service, drain=drain)
+        self._stage = ItemServer(
+            STAGE,
+            self._stage_call,
+            service=service,
+            drain=drain,
+            telemetry=telemetry,
+            describe=stage_attributes,
+        )
+        self._prefix = ItemServer(
+            FETCH_PREFIX,
+            self._fetch_prefix,
+            service=service,
+            drain=drain,
+            telemetry=telemetry,
+            describe=prefix_attributes,
+        )
+        self._staged_bytes = telemetry.metrics.counter(
+            Description("callforest.staging.bytes", "By", "Bytes of staged calls.")
+        )
         self._teardowns: set[asyncio.Task[int]] = set()
 
     async def Stage(
@@ -91,7 +119,10 @@ class StagingServicer(rpc.StagingServiceServicer):
         self, context: item_pb2.ItemContext, call: staged_call_pb2.StagedCall
     ) -> pb.StagedReceipt:
         check_call(call)
-        return await self._calls.put(context.tenant, call)
+        receipt = await self._calls.put(context.tenant, call)
+        if not receipt.HasField("winner"):
+            self._staged_bytes.add(call.ByteSize())
+        return receipt
 
     async def _fetch_prefix(
         self, context: item_pb2.ItemContext, query: pb.PrefixQuery

@@ -52,6 +52,10 @@ class Announcements:
         self._metrics.append(metrics)
         await self._tell()
 
+    def last_metrics(self) -> pb.StepMetrics | None:
+        """Give the metrics of the last step, if one was made."""
+        return self._metrics[-1] if self._metrics else None
+
     def go_back(self, step: int, cursor: int) -> None:
         """Training goes on behind an earlier step; what came after it is made once more."""
         self.status.step = step

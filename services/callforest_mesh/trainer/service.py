@@ -13,8 +13,10 @@ from callforest_client.finalizer import FinalizerClient
 from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.trainer.announcements import Announcements
 from callforest_mesh.trainer.learner.process import LearnerProcess
+from callforest_mesh.trainer.measures import measure_training
 from callforest_mesh.trainer.options import TrainerOptions
 from callforest_mesh.trainer.servicer import TrainerServicer
 from callforest_mesh.trainer.training import Training
@@ -33,6 +35,7 @@ class TrainerService:
         finalizer: where groups come from.
         workers: where weights go to.
         learner_factory: makes a learner process; each runs once.
+        telemetry: what it says of its work.
     """
 
     name = "trainer"
@@ -46,12 +49,19 @@ class TrainerService:
         workers: Sequence[WorkerClient],
         *,
         learner_factory: Callable[[], LearnerProcess] = LearnerProcess,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._drain = drain
         announcements = Announcements()
         self._training = Training(
-            options, finalizer, workers, announcements, learner_factory=learner_factory
+            options,
+            finalizer,
+            workers,
+            announcements,
+            learner_factory=learner_factory,
+            tracer=telemetry.tracer,
         )
+        measure_training(telemetry.metrics, announcements)
         self._servicer = TrainerServicer(self._training, announcements)
         self._announcements = announcements
         self._tasks: list[asyncio.Task[None]] = []

@@ -22,11 +22,13 @@ from callforest.trainer.v1 import trainer_service_pb2 as pb
 from callforest_client.errors import CallforestError, UnavailableError
 from callforest_client.finalizer import FinalizerClient, RowSubscription
 from callforest_client.worker import WorkerClient
+from callforest_mesh.chassis.telemetry import SILENT, Tracer
 from callforest_mesh.trainer.announcements import Announcements
 from callforest_mesh.trainer.batch import BatchRefusedError, plan_step
 from callforest_mesh.trainer.core import AdvantageRefusedError
 from callforest_mesh.trainer.journal import TrainerJournal
 from callforest_mesh.trainer.learner.process import LearnerLostError, LearnerProcess
+from callforest_mesh.trainer.measures import batch_links, step_attributes
 from callforest_mesh.trainer.options import TrainerOptions
 from callforest_mesh.trainer.rows import GroupDefectError, StepInput, gather_step
 
@@ -57,6 +59,7 @@ class Training:
         workers: where weights go to.
         announcements: what watchers see.
         learner_factory: makes a learner process; each runs once.
+        tracer: makes a span of each step.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class Training:
         announcements: Announcements,
         *,
         learner_factory: Callable[[], LearnerProcess] = LearnerProcess,
+        tracer: Tracer = SILENT.tracer,
     ) -> None:
         self._options = options
         self._finalizer = finalizer
         self._workers = workers
         self._announce = announcements
         self._learner_factory = learner_factory
+        self._tracer = tracer
         self._journal = TrainerJournal(options.path)
         self._learner: LearnerProcess | None = None
         self._subscription: RowSubscription | None = None
@@ -248,6 +253,17 @@ class Training:
         self, learner: LearnerProcess, batches: list[group_batch_pb2.GroupBatch]
     ) -> None:
         """Make one step and let its weights serve."""
+        with self._tracer.linked("optimizer step", batch_links(batches)) as span:
+            metrics = await self._make_step(learner, batches)
+            if span.recording:
+                span.describe(step_attributes(metrics))
+        await self._announce.step_done(metrics, self._cursor)
+        if self._step % self._options.checkpoint_interval_steps == 0 or self._want.is_set():
+            await self._write_checkpoint(learner)
+
+    async def _make_step(
+        self, learner: LearnerProcess, batches: list[group_batch_pb2.GroupBatch]
+    ) -> pb.StepMetrics:
         await self._announce.enter(pb.TRAINER_PHASE_STEPPING)
         began = time.monotonic()
         step = await asyncio.to_thread(gather_step, batches, self._options.advantages)
@@ -264,9 +280,7 @@ class Training:
         metrics.grad_norm = made.grad_norm
         metrics.step_seconds = stepped - began
         metrics.push_seconds = time.monotonic() - stepped
-        await self._announce.step_done(metrics, self._cursor)
-        if self._step % self._options.checkpoint_interval_steps == 0 or self._want.is_set():
-            await self._write_checkpoint(learner)
+        return metrics
 
     async def _push(self, learner: LearnerProcess) -> None:
         """Export the weights under a version never issued before and load them everywhere."""

@@ -21,6 +21,7 @@ from callforest_client.staging import StagingClient
 from callforest_core.custody.errors import CaptureError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import item_late, overloaded
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker import core
 from callforest_mesh.worker.engine import (
@@ -30,6 +31,7 @@ from callforest_mesh.worker.engine import (
     EngineResult,
     EngineUnavailableError,
 )
+from callforest_mesh.worker.generation_span import CaptureMeasures, generation_span
 from callforest_mesh.worker.options import WorkerOptions
 from callforest_mesh.worker.prefixes import Prefixes
 
@@ -58,9 +60,16 @@ class Calls:
         engine: generates.
         staging: keeps the tokens.
         options: bounds.
+        telemetry: what is said of the calls.
     """
 
-    def __init__(self, engine: Engine, staging: StagingClient, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        staging: StagingClient,
+        options: WorkerOptions,
+        telemetry: ServiceTelemetry = SILENT,
+    ) -> None:
         self._engine = engine
         self._staging = staging
         self._options = options
@@ -70,6 +79,8 @@ class Calls:
         self._running = 0
         self._stagings: set[asyncio.Task[staging_pb.StagedReceipt]] = set()
         self.epoch_span_count = 0
+        self._tracer = telemetry.tracer
+        self._measures = CaptureMeasures(telemetry.metrics)
 
     async def generate(
         self, context: item_pb2.ItemContext, call: pb.GenerateCall
@@ -110,7 +121,10 @@ class Calls:
             except CaptureError as error:
                 fault = error
         begun = loop.time()
-        result = await self._run_engine(call, prefix, schedule)
+        with generation_span(self._tracer, context.traceparent, call.chat_request) as span:
+            result = await self._run_engine(call, prefix, schedule)
+            span.describe_result(result)
+        self._measures.count(result)
         generated = pb.GeneratedCall(
             chat_response=result.response,
             completion=core.completion_of(result),
@@ -172,6 +186,7 @@ class Calls:
         if failure is None:
             return
         generated.failed.CopyFrom(failure)
+        self._measures.count_failure(failure.reason)
         _LOG.warning(
             "call %s/%s is served without capture: %s: %s",
             capture.admission.capture_key,

@@ -11,6 +11,7 @@ from callforest.worker.v1 import worker_service_pb2_grpc as rpc
 from callforest_client.staging import StagingClient
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.worker.calls import Calls
 from callforest_mesh.worker.engine import Engine
 from callforest_mesh.worker.options import WorkerOptions
@@ -30,16 +31,28 @@ class WorkerService:
         drain: when begun, no more calls are taken.
         engine: generates; started and stopped with the service.
         staging: keeps the tokens.
+        telemetry: what it says of its work.
     """
 
     def __init__(
-        self, options: WorkerOptions, drain: Drain, engine: Engine, staging: StagingClient
+        self,
+        options: WorkerOptions,
+        drain: Drain,
+        engine: Engine,
+        staging: StagingClient,
+        *,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._engine = engine
-        self._calls = Calls(engine, staging, options)
+        self._calls = Calls(engine, staging, options, telemetry)
         self._weights = Weights(engine, options.state_path, options.name)
         self._servicer = WorkerServicer(
-            engine, self._calls, self._weights, drain, engine_name=options.name
+            engine,
+            self._calls,
+            self._weights,
+            drain,
+            engine_name=options.name,
+            telemetry=telemetry,
         )
 
     @property

@@ -10,9 +10,12 @@ import grpc.aio
 from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest.worker.v1 import worker_service_pb2_grpc as rpc
 from callforest_client.streams import GENERATE
+from callforest_mesh.chassis.call_attributes import generate_attributes
 from callforest_mesh.chassis.item_server import Drain, ItemServer
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.worker.calls import Calls, engine_away
 from callforest_mesh.worker.engine import Engine, EngineUnavailableError
+from callforest_mesh.worker.generation_span import measure_engine
 from callforest_mesh.worker.weight_record import WeightRecord
 from callforest_mesh.worker.weights import Weights
 
@@ -25,12 +28,27 @@ class WorkerServicer(rpc.WorkerServiceServicer):
     """Serves one engine's calls and weights."""
 
     def __init__(
-        self, engine: Engine, calls: Calls, weights: Weights, drain: Drain, *, engine_name: str
+        self,
+        engine: Engine,
+        calls: Calls,
+        weights: Weights,
+        drain: Drain,
+        *,
+        engine_name: str,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._engine = engine
         self._weights = weights
         self._engine_name = engine_name
-        self._generate = ItemServer(GENERATE, calls.generate, service="worker", drain=drain)
+        self._generate = ItemServer(
+            GENERATE,
+            calls.generate,
+            service="worker",
+            drain=drain,
+            telemetry=telemetry,
+            describe=generate_attributes,
+        )
+        measure_engine(telemetry.metrics, engine)
 
     async def Generate(
         self,

@@ -1,0 +1,36 @@
+"""What a service exports of its store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from callforest_mesh.chassis.instruments import Description
+from callforest_mesh.chassis.store_statistics import StoreStatistics
+from callforest_mesh.chassis.telemetry import Metrics
+
+
+def measure_store(metrics: Metrics, statistics: Callable[[], StoreStatistics | None]) -> None:
+    """Export a store's counts and sizes; the records a commit are the one count by the other.
+
+    Args:
+        metrics: the service's.
+        statistics: gives them; None while the store is not open.
+    """
+
+    def value(name: str) -> Callable[[], float | None]:
+        def read() -> float | None:
+            now = statistics()
+            return None if now is None else float(getattr(now, name))
+
+        return read
+
+    totals = (("commits", "{commit}", "Durable commits."), ("records", "{record}", "Of commits."))
+    levels = (
+        ("queue_depth", "{write}", "Writes that wait for a commit."),
+        ("used_bytes", "By", "Pages in use."),
+        ("quota_bytes", "By", "Used bytes from which writes are refused."),
+    )
+    for name, unit, text in totals:
+        metrics.gauge(Description(f"callforest.store.{name}", unit, text), value(name), "total")
+    for name, unit, text in levels:
+        metrics.gauge(Description(f"callforest.store.{name}", unit, text), value(name))
