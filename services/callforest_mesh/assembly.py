@@ -331,7 +331,6 @@ def _build_trainer(
 def _build_gateway(
     configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
 ) -> MeshService:
-    del telemetry
     from callforest_mesh.gateway.service import GatewayService
 
     return GatewayService(
@@ -340,6 +339,7 @@ def _build_gateway(
         clients.admission(),
         clients.ledger(),
         clients.worker(),
+        telemetry=telemetry,
     )
 
 

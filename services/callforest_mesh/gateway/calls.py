@@ -21,8 +21,20 @@ from callforest_client.admission import AdmissionClient
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError, reason_name
 from callforest_client.ledger import LedgerClient
 from callforest_client.worker import WorkerClient
+from callforest_mesh.chassis.call_attributes import verdict_attributes
+from callforest_mesh.chassis.telemetry import OK, SILENT, ServiceTelemetry
 from callforest_mesh.gateway import core
-from callforest_mesh.gateway.life import AbandonedError, Life, PendingCall, Served
+from callforest_mesh.gateway.life import (
+    INVALID_COORDINATES,
+    MISSING_COORDINATES,
+    REQUEST_FINISHED,
+    WORKER_CAPTURE_FAILED,
+    AbandonedError,
+    Life,
+    PendingCall,
+    Served,
+)
+from callforest_mesh.gateway.measures import LifeMeasures, ended_by
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import (
     HttpRefusal,
@@ -35,11 +47,6 @@ from callforest_mesh.gateway.refusals import (
 
 _LOG = logging.getLogger("callforest")
 _Answer = TypeVar("_Answer")
-
-WORKER_CAPTURE_FAILED: Final = "worker_capture_failed"
-MISSING_COORDINATES: Final = "worker_response_missing_commit_coordinates"
-INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
-REQUEST_FINISHED: Final = "request_finished_without_staged_coordinates"
 
 # The ledger has a row for the call, or its seal fixed the call as pending: the attempt is marked
 # durably either way, and the completion may leave (CAP-7).
@@ -66,6 +73,7 @@ class Calls:
         options: bounds.
         new_id: names a call; at most 128 characters of `A-Za-z0-9._~-`.
         now_ns: the wall clock, nanoseconds since the epoch.
+        telemetry: what is said of the calls.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class Calls:
         *,
         new_id: Callable[[], str],
         now_ns: Callable[[], int],
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._admission = admission
         self._ledger = ledger
@@ -85,6 +94,8 @@ class Calls:
         self._new_id = new_id
         self._now_ns = now_ns
         self._tasks: set[asyncio.Task[Served] | asyncio.Task[None]] = set()
+        self._tracer = telemetry.tracer
+        self._measures = LifeMeasures(telemetry.metrics, lambda: len(self._tasks))
 
     def begin(
         self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
@@ -99,7 +110,8 @@ class Calls:
         admit_time = timestamp_pb2.Timestamp()
         # Whole microseconds: the peer's clock is a double, and must give the same time back.
         admit_time.FromNanoseconds(self._now_ns() // 1000 * 1000)
-        life = Life(capture_key, self._new_id(), admit_time, request, traceparent)
+        span = self._tracer.entry("call", traceparent)
+        life = Life(capture_key, self._new_id(), admit_time, request, traceparent, span=span)
         task = asyncio.ensure_future(self._live(life))
         self._watch(task)
         return PendingCall(life, task)
@@ -127,6 +139,18 @@ class Calls:
             await asyncio.wait(left)
 
     async def _live(self, life: Life) -> Served:
+        outcome = OK
+        try:
+            return await self._lived(life)
+        except BaseException as error:
+            outcome = ended_by(error)
+            life.span.fail(outcome)
+            raise
+        finally:
+            life.span.end()
+            self._measures.count(outcome)
+
+    async def _lived(self, life: Life) -> Served:
         verdict = await self._admit(life)
         life.admitted.set()
         try:
@@ -159,6 +183,8 @@ class Calls:
                 # pending until the rollout's owner gives up.
                 self._fail_later(life, detail="the admission did not answer")
             raise of_service(error) from error
+        if life.span.recording:
+            life.span.describe(verdict_attributes(verdict))
         match verdict.WhichOneof("verdict"):
             case "refused":
                 raise refused_verdict(life.capture_key, verdict.refused)
@@ -244,10 +270,13 @@ class Calls:
             await self._fail(life, INVALID_COORDINATES, detail="the response has no id")
             return
         record = core.record_of(coords, life.request, served, generated.completion, life.admit_time)
+        record.traceparent = life.span.traceparent
         try:
             await self._append(life, record)
+            life.describe_row("committed", weight_version=coords.weight_version)
         except RefusedError as error:
             _LOG.warning("call %s/%s has no record: %s", life.capture_key, life.call_id, error)
+            life.describe_row("refused", reason=reason_name(error.reason))
             if error.reason in _UNKNOWN:
                 raise unavailable("The ledger failed; nothing was served.") from error
             if error.reason not in _MARKED:
@@ -272,6 +301,8 @@ class Calls:
         """Append a failure row; a call that was admitted without capture has its row already."""
         if not life.captured:
             return
+        life.describe_row("failed", reason=reason)
+        self._measures.count_failure(reason)
         failure = attempt_pb2.CallFailure(
             capture_key=life.capture_key,
             call_id=life.call_id,

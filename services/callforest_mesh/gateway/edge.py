@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
@@ -17,15 +18,17 @@ from callforest_client.ledger import LedgerClient, Manifest
 from callforest_client.worker import WorkerClient
 from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
+from callforest_mesh.chassis.trace_context import parse_traceparent
 from callforest_mesh.gateway import core, refusals
 from callforest_mesh.gateway.answers import Answer, refusal_of
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.manifest_json import manifest_json
+from callforest_mesh.gateway.measures import RequestMeasures
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import HttpRefusal
 
 _CAPTURE_KEY: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _BEARER: Final = "bearer "
 MANIFEST_ROUTE: Final = "/training-token-capture/control/rollouts/{rollout_id}/manifest"
 
@@ -41,6 +44,7 @@ class Edge:
         calls: the calls' lives.
         ledger: read for the control route.
         worker: asked for its model.
+        telemetry: what is said of the requests.
     """
 
     def __init__(
@@ -50,17 +54,20 @@ class Edge:
         calls: Calls,
         ledger: LedgerClient,
         worker: WorkerClient,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         self._drain = drain
         self._calls = calls
         self._ledger = ledger
         self._worker = worker
+        self._telemetry = telemetry
 
     def application(self) -> web.Application:
         """Make the application."""
         application = web.Application(
-            middlewares=[self._answer_errors], client_max_size=core.BODY_BYTES_MAX
+            middlewares=[self._measure, self._answer_errors],
+            client_max_size=core.BODY_BYTES_MAX,
         )
         application.add_routes(
             [
@@ -74,6 +81,8 @@ class Edge:
                 web.get("/healthz", self._health),
             ]
         )
+        patterns = [resource.canonical for resource in application.router.resources()]
+        self._measures = RequestMeasures(self._telemetry.metrics, patterns)
         return application
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -146,6 +155,16 @@ class Edge:
             raise HttpRefusal(401, "invalid_api_key", "The control route needs its bearer token.")
 
     @web.middleware
+    async def _measure(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Measure every request that is answered."""
+        begun = time.perf_counter()
+        response = await handler(request)
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else ""
+        self._measures.record(time.perf_counter() - begun, route, response.status)
+        return response
+
+    @web.middleware
     async def _answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Turn whatever a route raises into an OpenAI-shaped error; its text stays here."""
         try:
@@ -175,8 +194,9 @@ def _capture_key(request: web.Request) -> str:
 
 
 def _traceparent(request: web.Request) -> str:
-    header = request.headers.get("traceparent", "")
-    return header if _TRACEPARENT.fullmatch(header) else ""
+    """Give the caller's trace context; one that cannot be read is none (W3C, 4.3)."""
+    context = parse_traceparent(request.headers.get("traceparent", ""))
+    return "" if context is None else context.traceparent
 
 
 def _refused(refusal: HttpRefusal) -> web.Response:

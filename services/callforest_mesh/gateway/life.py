@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Final
 
 from google.protobuf import timestamp_pb2
 
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
+from callforest_mesh.chassis.call_attributes import (
+    CALL_ID,
+    CAPTURE_KEY,
+    DISPOSITION,
+    REASON,
+    WEIGHT_VERSION,
+)
+from callforest_mesh.chassis.telemetry import NO_SPAN, Span
 from callforest_mesh.gateway import core
+
+WORKER_CAPTURE_FAILED: Final = "worker_capture_failed"
+MISSING_COORDINATES: Final = "worker_response_missing_commit_coordinates"
+INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
+REQUEST_FINISHED: Final = "request_finished_without_staged_coordinates"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +57,23 @@ class Life:
     abandoned: bool = False
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     generation: asyncio.Future[worker_pb.GeneratedCall] | None = field(default=None)
+    span: Span = NO_SPAN
+
+    def __post_init__(self) -> None:
+        """Stand as the parent of what the call makes others do, if it is sampled."""
+        if self.span.recording:
+            self.traceparent = self.span.traceparent
+            self.span.describe({CAPTURE_KEY: self.capture_key, CALL_ID: self.call_id})
+
+    def describe_row(
+        self, disposition: str, *, reason: str = "none", weight_version: int | None = None
+    ) -> None:
+        """Say in the span which row the ledger has of the call."""
+        if not self.span.recording:
+            return
+        self.span.describe({DISPOSITION: disposition, REASON: reason})
+        if weight_version is not None:
+            self.span.describe({WEIGHT_VERSION: weight_version})
 
     def abandon(self) -> None:
         """Note that nobody waits any more; what is being generated ends."""

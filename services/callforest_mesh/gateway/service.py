@@ -16,6 +16,7 @@ from callforest_client.ledger import LedgerClient
 from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.options import GatewayOptions
@@ -35,6 +36,7 @@ class GatewayService:
         admission: judges calls.
         ledger: keeps their rows.
         worker: generates and captures.
+        telemetry: what it says of its work.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class GatewayService:
         admission: AdmissionClient,
         ledger: LedgerClient,
         worker: WorkerClient,
+        *,
+        telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         ledger = ledger.for_tenant(options.tenant)
@@ -55,9 +59,10 @@ class GatewayService:
             options,
             new_id=lambda: uuid.uuid4().hex,
             now_ns=time.time_ns,
+            telemetry=telemetry,
         )
-        self._edge = Edge(options, drain, self._calls, ledger, worker)
-        self._servicer = GatewayServicer(options.tenant, self._calls, worker, drain)
+        self._edge = Edge(options, drain, self._calls, ledger, worker, telemetry)
+        self._servicer = GatewayServicer(options.tenant, self._calls, worker, drain, telemetry)
         self._runner: web.AppRunner | None = None
         self._url = ""
 

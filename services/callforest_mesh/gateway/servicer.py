@@ -15,6 +15,7 @@ from callforest_client.streams import COMPLETE
 from callforest_client.worker import WorkerClient
 from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.item_server import Drain, ItemServer
+from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway import core
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.refusals import HttpRefusal, attempt_not_found, unsupported
@@ -36,13 +37,23 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         calls: the calls' lives.
         worker: asked for its model.
         drain: when begun, no more calls are taken.
+        telemetry: what is said of the items; the calls speak for themselves.
     """
 
-    def __init__(self, tenant: str, calls: Calls, worker: WorkerClient, drain: Drain) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        calls: Calls,
+        worker: WorkerClient,
+        drain: Drain,
+        telemetry: ServiceTelemetry = SILENT,
+    ) -> None:
         self._tenant = tenant
         self._calls = calls
         self._worker = worker
-        self._complete = ItemServer(COMPLETE, self._serve, service="gateway", drain=drain)
+        self._complete = ItemServer(
+            COMPLETE, self._serve, service="gateway", drain=drain, telemetry=telemetry
+        )
 
     async def Complete(
         self,
