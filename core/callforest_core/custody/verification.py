@@ -110,8 +110,9 @@ def verify_paths(
         parent_id = record.parent_call_id
         parent = None if parent_id is None else verified.record(parent_id).chain_hash
         _check_chain_hash(record, parent, encoded[0])
+    # Each call extends its parent's recorded hash, so every path is checked: not once a path.
     paths = [_path(verified, endpoint) for endpoint in endpoints]
-    return tuple(_linearize(verified, path) for path in paths)
+    return tuple(_join_path(verified, path) for path in paths)
 
 
 def _verify_manifest(receipt: Receipt, calls: Sequence[AnyCall]) -> _Verified:
@@ -285,15 +286,21 @@ def _check_chain_hash(record: CallRecord, parent: bytes | None, encoded: Encoded
 
 
 def _linearize(verified: _Verified, path: list[int]) -> LinearizedRow:
+    """Check the chain hashes along a path and join it."""
+    chain_hash: bytes | None = None
+    for position in path:
+        encoded = verified.columns.encoded[position][0]
+        chain_hash = _check_chain_hash(verified.receipt.manifest[position], chain_hash, encoded)
+    return _join_path(verified, path)
+
+
+def _join_path(verified: _Verified, path: list[int]) -> LinearizedRow:
+    """Check the shape of a path's calls and its cumulative hash, and join it."""
     manifest, calls = verified.receipt.manifest, verified.calls
-    encoded = verified.columns.encoded
-    pieces = [encoded[position][0] for position in path]
     links: list[Link] = []
     start = 0
-    chain_hash: bytes | None = None
-    for position, piece in zip(path, pieces, strict=True):
+    for position in path:
         record, call = manifest[position], calls[position]
-        chain_hash = _check_chain_hash(record, chain_hash, piece)
         carry_len = call.carry_len if isinstance(call, StagedCall) else _carry_len(call)
         size = record.delta_len
         if carry_len == size:
@@ -303,6 +310,8 @@ def _linearize(verified: _Verified, path: list[int]) -> LinearizedRow:
     terminal = manifest[path[-1]]
     if _covers_all(verified, path):
         pieces = [verified.columns.encoded_ids]
+    else:
+        pieces = [verified.columns.encoded[position][0] for position in path]
     if cumulative_hash_encoded(pieces) != terminal.cumulative_hash:
         detail = "does not cover the path's tokens"
         raise PathError("cumulative_hash_mismatch", detail, terminal.call_id)

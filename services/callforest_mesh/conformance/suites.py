@@ -50,6 +50,8 @@ SUITES: Final[dict[str, Suite]] = {
         ("lineage", expectation.lineage),
         ("terminal", expectation.equals),
         ("verify", expectation.verification),
+        ("forest", expectation.equals),
+        ("padding", expectation.equals),
     )
 }
 
