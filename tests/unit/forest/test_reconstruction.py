@@ -119,7 +119,7 @@ def test_resuming_an_earlier_chain_adds_no_row() -> None:
     assert _paths(forest) == [("a1", "a2"), ("b1", "b2")]
 
 
-@pytest.mark.requirement("FOR-3", "FOR-7")
+@pytest.mark.requirement("FOR-3")
 @pytest.mark.bugcase("B19")
 def test_a_shared_ancestor_has_loss_once() -> None:
     rollout = Rollout()
@@ -173,7 +173,6 @@ def test_the_scored_call_need_not_be_last() -> None:
     assert len(rollout.forest(["a", "b", "c"], scored="b").rows) == 2
 
 
-@pytest.mark.requirement("SEL-5")
 @pytest.mark.parametrize(
     ("selection", "scored", "reason"),
     [
@@ -261,7 +260,6 @@ def test_each_endpoint_of_the_selected_graph_has_one_row(made: tuple[Rollout, li
     assert sorted(path.call_ids[-1] for path in paths) == sorted(set(selection) - inner)
 
 
-@pytest.mark.requirement("FIN-6")
 def test_six_rollouts_thirteen_rows_four_ranks_need_three_padding_rows() -> None:
     multiple = row_multiple(4, train_microbatch=1, logprob_microbatch=1, packing=False)
     assert padding_count(13, multiple) == 3
