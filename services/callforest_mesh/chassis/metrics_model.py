@@ -73,7 +73,7 @@ class _Reading:
                 number = self._number(dict(gauge.description.constants), value)
                 _put(into, gauge.description, number)
         return [
-            *(_metric(one, Sum(points, _CUMULATIVE, True)) for one, points in totals.values()),  # noqa: FBT003 - theirs
+            *(_metric(one, _total(points)) for one, points in totals.values()),
             *(_metric(one, GaugePoints(points)) for one, points in levels.values()),
             *self._histograms(metrics.histograms),
         ]
@@ -108,6 +108,10 @@ def _value_of(gauge: instruments.Gauge) -> float | None:
     except Exception:  # noqa: BLE001 - logged; the other instruments are exported
         _LOG.exception("%s cannot be read", gauge.description.name)
         return None
+
+
+def _total(points: list[NumberDataPoint]) -> Sum:
+    return Sum(points, aggregation_temporality=_CUMULATIVE, is_monotonic=True)
 
 
 def _put(

@@ -61,7 +61,8 @@ class TelemetryOptions:
         sample_ratio: which part of the calls is traced when their callers do not say. A caller's
             sampled `traceparent` is followed always, an unsampled one never.
         metrics_interval_s: how often metrics are exported.
-        flush_timeout_s: how long the end of the process waits for the last export.
+        flush_timeout_s: how long an export may take, and how long the end of the process waits
+            for the last one.
     """
 
     exporter: Literal["none", "console", "otlp"] = "none"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -69,14 +70,16 @@ class Exporters:
 def exporters_of(options: TelemetryOptions) -> Exporters:
     """Make the configured exporters."""
     if options.exporter == "console":
-        spans: SpanExporter = ConsoleSpanExporter(formatter=_span_line)
-        return Exporters(_batched(spans), ConsoleMetricExporter(formatter=_metrics_line))
+        spans: SpanExporter = ConsoleSpanExporter(out=sys.stdout, formatter=_span_line)
+        metrics: MetricExporter = ConsoleMetricExporter(out=sys.stdout, formatter=_metrics_line)
+        return Exporters(_batched(spans), metrics)
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     insecure = options.endpoint.startswith("http://")
-    spans = OTLPSpanExporter(endpoint=options.endpoint, insecure=insecure)
-    metrics = OTLPMetricExporter(endpoint=options.endpoint, insecure=insecure)
+    timeout_s = options.flush_timeout_s
+    spans = OTLPSpanExporter(endpoint=options.endpoint, insecure=insecure, timeout=timeout_s)
+    metrics = OTLPMetricExporter(endpoint=options.endpoint, insecure=insecure, timeout=timeout_s)
     return Exporters(_batched(spans), metrics)
 
 
@@ -120,20 +123,24 @@ class ExportedTelemetry:
     def export_metrics(self) -> None:
         """Export the metrics of all services as of now."""
         exported = metrics_of(list(self._metrics.values()), self._begun_ns, time.time_ns())
-        timeout_ms = self._options.flush_timeout_s * 1000
-        self._exporters.metrics.export(exported, timeout_millis=timeout_ms)
+        self._exporters.metrics.export(exported)
 
     def shutdown(self) -> None:
         """Export what is left, within the flush's bound; blocks. Idempotent."""
         if self._ended.is_set():
             return
         self._ended.set()
-        timeout_ms = int(self._options.flush_timeout_s * 1000)
-        self._thread.join(2 * self._options.flush_timeout_s)
-        if not self._exporters.spans.force_flush(timeout_ms):
-            _LOG.warning("not every span was exported in time")
+        # The SDK's own flush knows no bound; what is still under way then is given up.
+        closing = threading.Thread(target=self._close, name="telemetry-close", daemon=True)
+        closing.start()
+        closing.join(self._options.flush_timeout_s)
+        if closing.is_alive():
+            _LOG.warning("the last spans and metrics were not exported in time")
+
+    def _close(self) -> None:
         self._exporters.spans.shutdown()
-        self._exporters.metrics.shutdown(timeout_ms)
+        self._thread.join()
+        self._exporters.metrics.shutdown()
 
     def _export_metrics(self) -> None:
         ended = False

@@ -101,7 +101,7 @@ class Training:
                     await self._stop_for_good(error)
                     return
                 _LOG.error("the learner was lost (%d); starting it again: %s", self._losses, error)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the watchers must hear of it
+            except Exception as error:  # noqa: BLE001 - the watchers must hear of it
                 await self._stop_for_good(error)
                 return
             finally:

@@ -254,3 +254,15 @@ def test_events_that_are_no_log_are_refused(chain: Attempt, harm: str) -> None:
 
 def test_no_events_are_no_attempt() -> None:
     assert AttemptView.replay([]) is None
+
+
+def test_a_record_within_another_trace_is_the_same(chain: Attempt) -> None:
+    traced = record("a")
+    traced.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert core.commit_record(chain.view, traced).events == (), "a repeat"
+    other = record("a", answer="Z")
+    other.traceparent = traced.traceparent
+    with pytest.raises(Refusal) as refused:
+        core.commit_record(chain.view, other)
+    assert refused.value.reason == er.ERROR_REASON_CALL_MISMATCH
+    assert refused.value.facts["field"] != "traceparent"
