@@ -3,12 +3,14 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import grpc
 import pytest
 
 from callforest.capture.v1 import group_batch_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
-from callforest_client.errors import UnavailableError
+from callforest_client.errors import RefusedError, UnavailableError
 from callforest_client.staging import StagingClient
+from callforest_core.refusal import Refusal
 from tests.integration.finalizer_mesh import (
     FinalizerMesh,
     Player,
@@ -238,4 +240,52 @@ async def test_staging_that_is_away_decides_nothing(mesh: FinalizerMesh) -> None
     (batch,) = await read_again(mesh, 1)
     assert batch.drop_reason == ""
     verify_offline(batch)
+    assert not (await mesh.finalizer.finalize_rollout(request)).masked
+
+
+def overloaded() -> Exception:
+    return RefusedError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "too many readers",
+        reason=er.ERROR_REASON_OVERLOADED,
+        retry_after_ms=100,
+    )
+
+
+def faulty() -> Exception:
+    return RefusedError(grpc.StatusCode.INTERNAL, "", reason=er.ERROR_REASON_INTERNAL)
+
+
+def broken() -> Exception:
+    return Refusal(er.ERROR_REASON_FRAME_BROKEN, "frames of item 0", expected="end", actual="chunk")
+
+
+@pytest.mark.parametrize("fault", [overloaded, faulty, broken])
+async def test_staging_that_answers_badly_decides_nothing(
+    lied_to: tuple[FinalizerMesh, LyingStaging], fault: Callable[[], Exception]
+) -> None:
+    mesh, staging = lied_to
+    await publish_chain_group(mesh, "g1")
+    player = Player(mesh, "r0")
+    await player.chain(1)
+    request = await player.request("g2", 0)
+
+    def fail(_calls: list[staged_call_pb2.StagedCall]) -> list[staged_call_pb2.StagedCall]:
+        raise fault()
+
+    staging.lie = fail
+    rows = mesh.finalizer.subscribe("trainer")
+    await rows.credit(1)
+    with pytest.raises(UnavailableError) as delivery:
+        await take(rows, 1)
+    await rows.close()
+    impatient = mesh.finalizer.for_tenant("acme")
+    impatient._timeout_s = 0.5
+    with pytest.raises(UnavailableError):
+        await impatient.finalize_rollout(request)
+    assert delivery.value.reason == er.ERROR_REASON_PEER_UNAVAILABLE
+    assert delivery.value.metadata == {"peer": "staging"}
+    staging.lie = None
+    (batch,) = await read_again(mesh, 1)
+    assert batch.drop_reason == ""
     assert not (await mesh.finalizer.finalize_rollout(request)).masked

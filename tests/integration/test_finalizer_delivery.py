@@ -304,6 +304,19 @@ async def test_cleanup_goes_on_after_a_restart(tmp_path: Path, tenants: tuple[st
         await mesh.stop()
 
 
+@pytest.mark.requirement("FIN-3")
+async def test_one_commit_cleans_every_group_up_to_it(mesh: FinalizerMesh) -> None:
+    groups = [await publish_chain_group(mesh, f"g{number}", 1) for number in range(4)]
+    rows = mesh.finalizer.subscribe("trainer")
+    await rows.credit(4)
+    await take(rows, 4)
+    await rows.commit(3)
+    await rows.close()
+    await mesh.cleaned()
+    staged = [await player.staged_ids() for players in groups for player in players]
+    assert staged == [[], [], [], ["a", "b"]]
+
+
 @pytest.mark.requirement("API-3", "API-6")
 async def test_a_large_group_travels_in_frames_to_a_default_client(
     socket_mesh: FinalizerMesh,

@@ -96,6 +96,7 @@ class Subscription:
         self._sent = 0
         self._credit = 0
         self._confirmed: deque[int] = deque()
+        self._committing = asyncio.Lock()
         self._news = asyncio.Event()
         self._superseded = False
 
@@ -130,6 +131,10 @@ class Subscription:
                     if reader.done():
                         reader.result()  # a message that is refused ends the stream at once
                 if self._superseded:
+                    async with self._committing:
+                        confirmed = self._confirmations()  # of a commit that got through
+                    for response in confirmed:
+                        yield response
                     raise _superseded(self._consumer)
                 if reader.done():
                     reader.result()
@@ -157,12 +162,13 @@ class Subscription:
         state = self._home.row_log.state(self._tenant)
         if cursor > max(self._sent, state.committed_cursor):
             raise cursor_invalid(cursor, state.committed_cursor, self._sent)
-        moved = await self._home.row_log.commit(
-            self._tenant, cursor, allowed=lambda: not self._superseded
-        )
-        if moved is None:
-            raise _superseded(self._consumer)
-        self._confirmed.append(cursor)
+        async with self._committing:
+            moved = await self._home.row_log.commit(
+                self._tenant, cursor, allowed=lambda: not self._superseded
+            )
+            if moved is None:
+                raise _superseded(self._consumer)
+            self._confirmed.append(cursor)
         self._home.cleanup.wake(self._tenant)
 
     async def _next(self) -> Iterator[pb.SubscribeRowsResponse] | None:
