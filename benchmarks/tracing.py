@@ -1,0 +1,211 @@
+"""What telemetry costs: CPU of a captured call with it off, as it comes by default, and with all.
+
+Four whole meshes run in this process, each with a scripted engine and real LMDB stores:
+
+* off: nothing is exported.
+* metrics: metrics are exported, no call is sampled.
+* default: metrics, and one call in a hundred.
+* all: metrics, and every call.
+
+Those that export do so by OTLP over gRPC to a collector in another process, whose CPU does not
+count. A round plays the same rollouts on each mesh in turn, so that a machine's slow moments hit
+all alike; the order changes from round to round. What is counted is the CPU time of this process,
+all threads, over the calls of a round: services, exporters, stores, and the harness with its HTTP
+client, which is the same for all. Differences are medians over the rounds of what a mesh took more
+than `off` in the same round. The cost of the default's spans lies below what such a difference can
+show, so it is also derived: a hundredth of what the spans of all calls cost.
+
+    python benchmarks/tracing.py [--rounds N] [--rollouts N]
+
+Last line: `RESULT {json}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import aiohttp
+import grpc.aio
+
+from callforest_client.admission import AdmissionClient
+from callforest_mesh.assembly import EmbeddedMesh
+from callforest_mesh.chassis.configuration import load
+from callforest_mesh.chassis.telemetry import TelemetryOptions
+
+TURNS: Final = 4
+MODES: Final = {"off": None, "metrics": 0.0, "default": TelemetryOptions().sample_ratio, "all": 1.0}
+SERVICES: Final = "[staging, ledger, admission, worker, gateway]"
+EXPORT_METHODS: Final = (
+    "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+)
+
+
+class Discard(grpc.GenericRpcHandler):
+    """Takes every export, parses nothing, answers that all is well."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> object:
+        async def answer(_request: bytes, _context: object) -> bytes:
+            return b""
+
+        known = details.method in EXPORT_METHODS
+        return grpc.unary_unary_rpc_method_handler(answer) if known else None
+
+
+async def collect() -> None:
+    """Be the collector until standard input ends."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Discard(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(None)
+
+
+def start_collector(stack: ExitStack) -> str:
+    """Start the collector; give its endpoint. It ends with the stack."""
+    child = subprocess.Popen(
+        [sys.executable, __file__, "--collect"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stack.enter_context(child)
+    assert child.stdout is not None
+    assert child.stdin is not None
+    stack.callback(child.stdin.close)
+    return f"http://127.0.0.1:{int(child.stdout.readline())}"
+
+
+class Bench:
+    """One mesh, and its harness."""
+
+    def __init__(self, mesh: EmbeddedMesh, http: aiohttp.ClientSession) -> None:
+        self._mesh = mesh
+        self._http = http
+        self._admission: AdmissionClient = mesh.clients().admission()
+        self._rollouts = 0
+
+    async def play(self, rollouts: int) -> float:
+        """Play rollouts side by side; give the CPU seconds a call."""
+        first = self._rollouts
+        self._rollouts += rollouts
+        keys = []
+        for number in range(first, self._rollouts):
+            request_id = f"00000000-0000-4000-8000-{number:012x}"
+            opened = await self._admission.open_attempt(f"r{number}", request_id=request_id)
+            keys.append(opened.capture_key)
+        gc.collect()
+        begun = time.process_time()
+        await asyncio.gather(*(self._play_one(key) for key in keys))
+        return (time.process_time() - begun) / (rollouts * TURNS)
+
+    async def _play_one(self, capture_key: str) -> None:
+        url = f"{self._mesh.gateway_url}/rollouts/{capture_key}/v1/chat/completions"
+        messages: list[object] = [{"role": "user", "content": "begin " * 100}]
+        for turn in range(TURNS):
+            body = {"model": "scripted", "messages": messages, "seed": turn}
+            async with self._http.post(url, json=body) as response:
+                assert response.status == 200, await response.text()
+                message = (await response.json())["choices"][0]["message"]
+            messages += [message, {"role": "user", "content": f"go on {turn} " * 100}]
+
+
+def settings(folder: Path, endpoint: str, ratio: float | None) -> list[str]:
+    chosen = [
+        f"state_dir={folder}",
+        f"services={SERVICES}",
+        "gateway.port=0",
+        "worker.engine=scripted",
+        *(f"{name}.map_size_bytes=1073741824" for name in ("staging", "ledger")),
+        *(f"{name}.quota_bytes=800000000" for name in ("staging", "ledger")),
+    ]
+    if ratio is None:
+        return chosen
+    return [
+        *chosen,
+        "telemetry.exporter=otlp",
+        f"telemetry.endpoint={endpoint}",
+        f"telemetry.sample_ratio={ratio}",
+        "telemetry.metrics_interval_s=5",
+    ]
+
+
+async def measure(
+    rounds: int, rollouts: int, folder: Path, endpoint: str
+) -> dict[str, list[float]]:
+    """Give each mode's CPU microseconds a call, round by round."""
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=rollouts))
+        )
+        benches = {}
+        for name, ratio in MODES.items():
+            configuration = load(environment={}, settings=settings(folder / name, endpoint, ratio))
+            mesh = EmbeddedMesh(configuration, listen=False)
+            benches[name] = Bench(await stack.enter_async_context(mesh), http)
+        for bench in benches.values():
+            await bench.play(rollouts)  # warms imports, pools and caches
+        taken: dict[str, list[float]] = {name: [] for name in MODES}
+        for number in range(rounds):
+            names = list(MODES)
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                taken[name].append(await benches[name].play(rollouts) * 1e6)
+        return taken
+
+
+def report(taken: dict[str, list[float]], calls: int) -> dict[str, object]:
+    """Print what was measured; give it for machines."""
+    off = taken["off"]
+    found: dict[str, object] = {"rounds": len(off), "calls_a_round": calls}
+    print(f"{'':<10} {'CPU us a call':>14} {'more than off':>14}")
+    more = {}
+    for name, values in taken.items():
+        more[name] = median(own - base for own, base in zip(values, off, strict=True))
+        print(f"{name:<10} {median(values):>14.0f} {more[name]:>14.1f}")
+        found[f"{name}_cpu_us"] = round(median(values), 1)
+        found[f"{name}_more_us"] = round(more[name], 1)
+    spans = median(own - base for own, base in zip(taken["all"], taken["metrics"], strict=True))
+    derived = spans * TelemetryOptions().sample_ratio
+    percent = 100 * (max(0.0, more["metrics"]) + derived) / median(off)
+    print(f"spans of a sampled call: {spans:.0f} us; a hundredth of that: {derived:.1f} us")
+    print(f"by default, metrics and spans: {percent:.2f} % of a call's CPU")
+    return {
+        **found,
+        "spans_of_a_sampled_call_us": round(spans, 1),
+        "spans_by_default_us": round(derived, 2),
+        "default_percent_of_a_call": round(percent, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rollouts", type=int, default=32, help="of each mesh in a round")
+    parser.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.collect:
+        asyncio.run(collect())
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        endpoint = start_collector(stack)
+        taken = asyncio.run(measure(given.rounds, given.rollouts, folder, endpoint))
+    print("RESULT", json.dumps(report(taken, given.rollouts * TURNS)))
+
+
+if __name__ == "__main__":
+    main()
