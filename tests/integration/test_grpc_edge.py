@@ -230,7 +230,6 @@ async def test_gateway_reports_its_health(tmp_path: Path) -> None:
         assert (await mesh.http.get(f"{mesh.url}/healthz")).status_code == 200
 
 
-@pytest.mark.requirement("API-3")
 async def test_large_calls_travel_in_frames(tmp_path: Path) -> None:
     engine = ScriptedEngine(
         ScriptedOptions(context_token_count=8 << 20),
