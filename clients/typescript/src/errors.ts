@@ -87,15 +87,17 @@ export function errorOfStatus(status: Status): CallforestError {
 /**
  * Turn what a call threw into the error that its caller gets.
  *
- * What carries no status of a service comes from the connection: whatever its code, the service is
- * not there, and the outcome is unknown.
+ * What carries no status comes from the connection: whatever its code, the service is not there,
+ * and the outcome is unknown. So is CANCELLED, which comes only when the caller did not cancel: a
+ * server that shuts down resets the calls that reach it too late.
  */
 export function errorOfCall(thrown: unknown): CallforestError {
   if (thrown instanceof CallforestError) return thrown;
   const error = ConnectError.from(thrown);
   const facts = readDetails(error.details.filter(isIncoming));
-  const answered = facts.domain === DOMAIN || error.metadata.has("grpc-status");
-  const code = !answered && CONNECTION_CODES.has(error.code) ? Code.Unavailable : error.code;
+  const status = error.metadata.has("grpc-status") && error.code !== Code.Canceled;
+  const broken = !status && facts.domain !== DOMAIN && CONNECTION_CODES.has(error.code);
+  const code = broken ? Code.Unavailable : error.code;
   return typed(code, error.rawMessage, facts, error);
 }
 

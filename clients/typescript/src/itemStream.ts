@@ -68,6 +68,7 @@ interface Pending<Payload, Answer> extends QueuedItem {
 interface Conversation {
   readonly ending: AbortController;
   readonly renewAt: number;
+  messageCount: number;
   answerCount: number;
 }
 
@@ -209,6 +210,7 @@ export class ItemStream<Payload extends Message, Answer extends Message> {
     const conversation: Conversation = {
       ending: new AbortController(),
       renewAt: performance.now() + this.#renewAfterMs,
+      messageCount: 0,
       answerCount: 0,
     };
     const signal = AbortSignal.any([conversation.ending.signal, this.#closing.signal]);
@@ -233,9 +235,11 @@ export class ItemStream<Payload extends Message, Answer extends Message> {
   async *#messages(conversation: Conversation): AsyncGenerator<Item<Payload>[], void, undefined> {
     const ended = conversation.ending.signal;
     while (!ended.aborted && !this.#closing.signal.aborted) {
-      const renewing = performance.now() >= conversation.renewAt;
+      const old = performance.now() >= conversation.renewAt;
+      const renewing = old && conversation.messageCount > 0; // each stream carries something
       const items = this.#queue.next(renewing);
       if (items.length > 0) {
+        conversation.messageCount += 1;
         yield items;
       } else if (renewing && !this.#anySent()) {
         setTimeout(() => conversation.ending.abort(), RENEWAL_GRACE_MS).unref();

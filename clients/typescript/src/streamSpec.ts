@@ -110,7 +110,9 @@ export function admissions(
         yield results.map(({ sequence, outcome }) => ({
           sequence,
           outcome:
-            outcome.case === "verdict" ? { case: "answer" as const, value: outcome.value } : outcome,
+            outcome.case === "verdict"
+              ? { case: "answer" as const, value: outcome.value }
+              : outcome,
         }));
       }
     },

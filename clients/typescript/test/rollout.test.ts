@@ -1,0 +1,116 @@
+import assert from "node:assert/strict";
+import { afterEach, describe, it } from "node:test";
+
+import { Code, ConnectError } from "@connectrpc/connect";
+
+import { ErrorReason, RefusedError, RolloutOwner, UnavailableError } from "../src/index.js";
+import { AdmissionService, FinalizerService, LedgerService } from "../src/stubs.js";
+import { FakeServer } from "./fakeServer.js";
+
+interface FakeMesh {
+  readonly owner: RolloutOwner;
+  readonly calls: [string, object][];
+}
+
+/** What the fake Admission throws on its next calls; undefined for an answer. */
+let faults: (ConnectError | undefined)[] = [];
+let running: FakeServer | undefined;
+
+afterEach(async () => {
+  faults = [];
+  await running?.stop();
+});
+
+async function mesh(): Promise<FakeMesh> {
+  const calls: [string, object][] = [];
+  const attempt = { rolloutId: "r1", captureKey: "r1-a1", attemptNumber: 1 };
+  const note = (name: string, request: object): void => {
+    calls.push([name, request]);
+    const fault = faults.shift();
+    if (fault !== undefined) throw fault;
+  };
+  running = await FakeServer.start((router) => {
+    router.service(AdmissionService, {
+      openAttempt: (request) => (note("open", request), { attempt }),
+      closeAttempt: (request) => (note("close", request), { attempt }),
+    });
+    router.service(LedgerService, {
+      awaitSettled: (request) => (note("await", request), { attempt }),
+      sealAttempt: (request) => (
+        note("seal", request), { attempt: { ...attempt, epoch: 2n, revision: 7n } }
+      ),
+    });
+    router.service(FinalizerService, {
+      finalizeRollout: (request) => (
+        note("finalize", request), { receipt: { rolloutId: "r1", masked: true } }
+      ),
+      finalizeGroup: (request) => (note("group", request), { cursor: 4n, rowIds: ["g_g0_s0"] }),
+    });
+  });
+  const { transport } = running.channel;
+  const owner = new RolloutOwner(
+    { admission: transport, ledger: transport, finalizer: transport },
+    { tenant: "t", settleWaitMs: 500, timeoutMs: 2000 },
+  );
+  return { owner, calls };
+}
+
+describe("a rollout's owner", () => {
+  it("finishes in order, naming the sealed epoch and revision", async () => {
+    const { owner, calls } = await mesh();
+    const rollout = await owner.open("r1");
+    assert.equal(rollout.captureKey, "r1-a1");
+    const outcome = { reward: 0.5, declaredResponseId: "chatcmpl-1" };
+    const receipt = await owner.finish(rollout, outcome, { groupId: "g", slot: 3 });
+    assert.equal(receipt.masked, true, "a masked receipt is no error");
+    assert.deepEqual(
+      calls.map(([name]) => name),
+      ["open", "close", "await", "seal", "finalize"],
+    );
+    assert.ok(calls.every(([, request]) => "tenant" in request && request.tenant === "t"));
+    const { $typeName: _, scoredResponse, ...named } = calls[4]?.[1] as Record<string, unknown>;
+    assert.deepEqual(named, {
+      tenant: "t",
+      groupId: "g",
+      rolloutId: "r1",
+      slot: 3,
+      captureKey: "r1-a1",
+      epoch: 2n,
+      revision: 7n,
+      ...outcome,
+    });
+    assert.deepEqual(scoredResponse, new Uint8Array());
+  });
+
+  it("publishes a group, or gives it up with a reason", async () => {
+    const { owner, calls } = await mesh();
+    assert.equal((await owner.publish("g", 2)).cursor, 4n);
+    await owner.abandon("g", 2, "lost");
+    const requests = calls.map(([, request]) => request as { abandonReason: string });
+    assert.deepEqual(requests.map(({ abandonReason }) => abandonReason), ["", "lost"]);
+  });
+
+  it("repeats under one request id while a service is away", async () => {
+    const { owner, calls } = await mesh();
+    faults = [
+      new ConnectError("starting", Code.Unavailable),
+      new ConnectError("reset in shutdown", Code.Canceled),
+    ];
+    await owner.open("r1");
+    const ids = calls.map(([, request]) => (request as { requestId: string }).requestId);
+    assert.equal(ids.length, 3);
+    assert.equal(new Set(ids).size, 1);
+  });
+
+  it("repeats no refusal, and nothing once its time is up", async () => {
+    const { owner, calls } = await mesh();
+    faults = [new ConnectError("no", Code.InvalidArgument)];
+    await assert.rejects(owner.open("r1"), RefusedError);
+    assert.equal(calls.length, 1);
+    await running?.stop();
+    await assert.rejects(owner.open("r1"), (error) => {
+      assert.ok(error instanceof UnavailableError);
+      return error.reason === ErrorReason.UNSPECIFIED;
+    });
+  });
+});
