@@ -22,6 +22,8 @@ SUBSCRIPTION_S = 3600.0
 """A subscription is renewed after this long, since every RPC has a deadline."""
 CREDIT_MAX = 1024
 """Most groups of one grant; larger ones are cut."""
+WAITING_MAX = 16_384
+"""Most groups that credit may be outstanding for, or that wait to be taken."""
 
 
 class RowSubscription:
@@ -42,13 +44,25 @@ class RowSubscription:
         self._writing = asyncio.Lock()
         self._committed: dict[int, asyncio.Future[None]] = {}
         self._assembler = FrameAssembler(payloads_max=1)
-        # Never bounded here: a reader that waits for room would not read what a commit waits for.
-        self._batches: asyncio.Queue[group_batch_pb2.GroupBatch | None] = asyncio.Queue()
+        # Credit keeps room for each group and for the end: a reader that waited for room would not
+        # read what a commit waits for.
+        self._batches: asyncio.Queue[group_batch_pb2.GroupBatch | None] = asyncio.Queue(
+            WAITING_MAX + 1
+        )
+        self._outstanding = 0
         self._failure: CallforestError | None = None
         self._reader: asyncio.Task[None] | None = None
 
     async def credit(self, groups: int) -> None:
-        """Allow this many more groups."""
+        """Allow this many more groups.
+
+        Raises:
+            ValueError: more than WAITING_MAX would be outstanding.
+            CallforestError: the stream has ended.
+        """
+        if self._outstanding + self._batches.qsize() + groups > WAITING_MAX:
+            raise ValueError(f"credit for more than {WAITING_MAX} groups at once")
+        self._outstanding += groups
         while groups > 0:
             granted = min(groups, CREDIT_MAX)
             await self._write(pb.SubscribeRowsRequest(credit=pb.RowCredit(groups=granted)))
@@ -114,7 +128,7 @@ class RowSubscription:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
             failure = error_of_rpc(error)
-        except (Refusal, DecodeError) as error:
+        except (Refusal, DecodeError, UnavailableError) as error:
             failure = UnavailableError(grpc.StatusCode.UNAVAILABLE, f"a group broke: {error}")
             self._call.cancel()
         finally:
@@ -123,18 +137,26 @@ class RowSubscription:
     def _take(self, response: pb.SubscribeRowsResponse) -> None:
         event = response.WhichOneof("event")
         if event == "batch":
-            self._batches.put_nowait(response.batch)
+            self._keep(response.batch)
         elif event == "begin":
             self._assembler.begin(0, response.begin)
         elif event == "chunk":
             self._assembler.chunk(0, response.chunk)
         elif event == "end":
             serialized = self._assembler.end(0)
-            self._batches.put_nowait(group_batch_pb2.GroupBatch.FromString(serialized))
+            self._keep(group_batch_pb2.GroupBatch.FromString(serialized))
         elif event == "committed":
             confirmed = self._committed.pop(response.committed.cursor, None)
             if confirmed is not None and not confirmed.done():
                 confirmed.set_result(None)
+
+    def _keep(self, batch: group_batch_pb2.GroupBatch) -> None:
+        if self._outstanding < 1:
+            raise UnavailableError(
+                grpc.StatusCode.UNAVAILABLE, f"group {batch.group_id} came without credit"
+            )
+        self._outstanding -= 1
+        self._batches.put_nowait(batch)
 
     def _end(self, failure: CallforestError) -> None:
         """Tell everyone who waits, once."""

@@ -9,6 +9,9 @@ from callforest.trainer.v1 import learner_service_pb2 as pb
 from callforest_mesh.trainer.batch import BatchOptions
 from callforest_mesh.trainer.core import AdvantageOptions
 
+GROUPS_PER_STEP_MAX = 4096
+"""Twice as many wait in the trainer: what was sent ahead while a step runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
@@ -63,6 +66,8 @@ class TrainerOptions:
             value: int = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.groups_per_step > GROUPS_PER_STEP_MAX:
+            raise ValueError(f"groups_per_step must be at most {GROUPS_PER_STEP_MAX}")
         if self.outage_s < 0 or self.learner_restarts < 0:
             raise ValueError("outage_s and learner_restarts must not be negative")
 
