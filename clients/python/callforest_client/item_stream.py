@@ -235,7 +235,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             try:
                 await call.write(self._spec.request(items=batch))
             except grpc.aio.AioRpcError as error:
-                raise error_of_rpc(error) from None
+                raise _why_ended(self._spec.name, error) from None
             except asyncio.InvalidStateError:
                 raise _broken(self._spec.name, "ended") from None
 
@@ -261,7 +261,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
                     self._take(result, assembler)
             code = await call.code()
         except grpc.aio.AioRpcError as error:
-            raise error_of_rpc(error) from None
+            raise _why_ended(self._spec.name, error) from None
         raise _broken(self._spec.name, code.name)
 
     def _take(self, result: ResultLike, assembler: FrameAssembler) -> None:
@@ -312,6 +312,19 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if not pending.future.done():
                 pending.future.set_exception(error)
         self._unanswered.clear()
+
+
+def _why_ended(name: str, error: grpc.aio.AioRpcError) -> CallforestError:
+    """Turn the error of a whole stream into what its items get.
+
+    Our services give a reason with every INTERNAL and UNKNOWN. Without one, the code is gRPC's own:
+    for instance for a write into a stream that the server has just ended, whatever its status was.
+    """
+    failure = error_of_rpc(error)
+    own = failure.reason != er.ERROR_REASON_UNSPECIFIED
+    if own or failure.code not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+        return failure
+    return _broken(name, failure.code.name)
 
 
 def _late(name: str, timeout_s: float) -> UnavailableError:

@@ -1,0 +1,120 @@
+"""Item streams that break: what is sent again, and what is told to the caller."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_status import rpc_status
+
+from callforest.capture.v1 import staged_call_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest.staging.v1 import staging_service_pb2 as pb
+from callforest_client.errors import RefusedError, status_of
+from callforest_client.item_stream import ItemStream
+from callforest_client.streams import STAGE
+from callforest_core.refusal import Refusal
+
+WAIT_S = 20.0
+CALL = staged_call_pb2.StagedCall(call_id="c")
+
+
+class Answering:
+    """A stream that answers every item."""
+
+    def __init__(self) -> None:
+        self._responses: asyncio.Queue[pb.StageResponse] = asyncio.Queue(16)
+
+    async def write(self, request: pb.StageRequest) -> None:
+        results = [
+            pb.StageResult(sequence=item.context.sequence, receipt=pb.StagedReceipt())
+            for item in request.items
+        ]
+        await self._responses.put(pb.StageResponse(results=results))
+
+    async def __aiter__(self) -> AsyncIterator[pb.StageResponse]:
+        while True:
+            yield await self._responses.get()
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.OK
+
+    def cancel(self) -> bool:
+        return True
+
+
+class Broken(Answering):
+    """A stream that its server has ended, as one side of the client sees it first."""
+
+    def __init__(self, error: grpc.aio.AioRpcError, side: str) -> None:
+        super().__init__()
+        self._error = error
+        self._side = side
+
+    async def write(self, _request: pb.StageRequest) -> None:
+        if self._side == "write":
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[pb.StageResponse]:
+        if self._side == "write":
+            await asyncio.Event().wait()
+        raise self._error
+        yield  # makes it a generator
+
+
+def untyped(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "from gRPC")
+
+
+def typed(reason: er.ErrorReason.ValueType) -> grpc.aio.AioRpcError:
+    status = rpc_status.to_status(status_of(Refusal(reason, "from the service")))
+    trailing = grpc.aio.Metadata(*status.trailing_metadata)
+    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, status.details)
+
+
+async def send_over(*calls: Answering) -> pb.StagedReceipt:
+    left = list(calls)
+    stream = ItemStream(STAGE, lambda timeout: left.pop(0))
+    try:
+        return await stream.send(CALL, tenant="t", timeout_s=WAIT_S)
+    finally:
+        await stream.close()
+
+
+@pytest.mark.requirement("API-6")
+@pytest.mark.parametrize("side", ["write", "read"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        untyped(grpc.StatusCode.UNAVAILABLE),
+        untyped(grpc.StatusCode.CANCELLED),
+        untyped(grpc.StatusCode.INTERNAL),
+        untyped(grpc.StatusCode.UNKNOWN),
+        typed(er.ERROR_REASON_DRAINING),
+    ],
+    ids=lambda error: error.code().name + (error.details() or ""),
+)
+async def test_a_stream_that_the_server_ended_is_opened_again(
+    error: grpc.aio.AioRpcError, side: str
+) -> None:
+    assert await send_over(Broken(error, side), Answering()) == pb.StagedReceipt()
+
+
+@pytest.mark.parametrize("side", ["write", "read"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        untyped(grpc.StatusCode.UNIMPLEMENTED),
+        untyped(grpc.StatusCode.PERMISSION_DENIED),
+        typed(er.ERROR_REASON_INTERNAL),
+        typed(er.ERROR_REASON_INVALID_MESSAGE),
+    ],
+    ids=lambda error: error.code().name + (error.details() or ""),
+)
+async def test_a_refusal_of_the_whole_stream_reaches_its_callers(
+    error: grpc.aio.AioRpcError, side: str
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        await send_over(Broken(error, side))
+    assert caught.value.code is error.code()
