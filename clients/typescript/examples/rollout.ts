@@ -27,7 +27,7 @@ import {
 const RULES = "Walk. A word of even length is a step east, any other a step west.";
 const GOAL = 3;
 const ANSWER_TOKENS = 32;
-const HISTORY_LINE = 'print("step", 1)\n';
+const HISTORY_LINE = '{"step": 1, "at": 0}\n';
 const HISTORY_LINES = 64;
 
 /** Steps east less steps west that an answer asks for. */
