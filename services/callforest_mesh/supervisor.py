@@ -44,6 +44,7 @@ class SupervisorOptions:
         deaths_most: deaths in a row, without having been ready, before a service is given up.
         ready_s: how long a service may take to be ready at first; engines load for minutes.
         stop_s: how long a service may take to end beyond its grace before it is killed.
+        command: what a child runs; the words for `callforest serve` are put behind it.
     """
 
     backoff_s: float = 0.1
@@ -51,6 +52,7 @@ class SupervisorOptions:
     deaths_most: int = 8
     ready_s: float = 600.0
     stop_s: float = 20.0
+    command: tuple[str, ...] = (sys.executable, "-m", "callforest_mesh.cli")
 
 
 class _Child:
@@ -178,7 +180,11 @@ class Supervisor:
     async def _keep(self, child: _Child) -> None:
         """Start a service again and again, until it is stopped or given up."""
         while not self._ends():
-            child.process = await self._spawn(child)
+            try:
+                child.process = await self._spawn(child)
+            except OSError as error:
+                self._give_up(f"{child.name} cannot be run: {error}")
+                return
             probe = asyncio.create_task(self._note_ready(child))
             try:
                 child.exit_status = await child.process.wait()
@@ -192,7 +198,8 @@ class Supervisor:
             _LOG.error("%s ended with status %d", child.name, child.exit_status)
             hopeless = child.exit_status == EXIT_USAGE
             if hopeless or child.deaths_in_row > self._options.deaths_most:
-                self._give_up(child)
+                status = child.exit_status
+                self._give_up(f"{child.name} ended with status {status} too often; see its log")
                 return
             child.restarts += 1
             pause = self._options.backoff_s * 2.0 ** (child.deaths_in_row - 1)
@@ -207,9 +214,7 @@ class Supervisor:
             # A group of its own: a terminal's Ctrl-C reaches the supervisor alone, which keeps
             # order.
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "callforest_mesh.cli",
+                *self._options.command,
                 "serve",
                 child.name,
                 "--supervised",
@@ -245,9 +250,8 @@ class Supervisor:
                             child.note_change()
                             break
 
-    def _give_up(self, child: _Child) -> None:
+    def _give_up(self, message: str) -> None:
         assert self._failure is not None, "start comes first"
-        message = f"{child.name} ended with status {child.exit_status} too often; its log says why"
         if not self._failure.done():
             self._failure.set_exception(SupervisionError(message))
             self._failure.exception()  # nobody may wait for it

@@ -188,6 +188,13 @@ async def test_a_service_that_cannot_start_is_given_up(tmp_path: Path) -> None:
     assert supervisor.exit_status("ledger") == 0, "the others are stopped in order"
 
 
+async def test_a_child_that_cannot_be_run_is_given_up(tmp_path: Path) -> None:
+    options = SupervisorOptions(command=(str(tmp_path / "nowhere"),))
+    supervisor = Supervisor(configured(tmp_path), arguments(tmp_path), options)
+    with pytest.raises(SupervisionError, match="cannot be run"):
+        await supervisor.start()
+
+
 async def test_a_child_that_was_told_wrong_is_not_started_again(tmp_path: Path) -> None:
     wrong = [*arguments(tmp_path), "--set", "staging.pth=x"]
     supervisor = Supervisor(configured(tmp_path), wrong)

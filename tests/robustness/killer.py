@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from callforest_mesh.chassis.configuration import MeshConfiguration
-from callforest_mesh.supervisor import SupervisionError, Supervisor
+from callforest_mesh.supervisor import SupervisionError, Supervisor, SupervisorOptions
 from tests.robustness.gauge import Work, read_gauge
 from tests.robustness.victim import FLAW_VARIABLE
 
@@ -71,7 +71,7 @@ async def until(met: Callable[[], T | None], within_s: float, what: str) -> T:
         await asyncio.sleep(random.uniform(0, LOOK_S))
 
 
-class VictimSupervisor(Supervisor):
+class Victims(Supervisor):
     """Keeps services that show what they have in work.
 
     Args:
@@ -91,14 +91,16 @@ class VictimSupervisor(Supervisor):
         *,
         flaw: str = "",
     ) -> None:
-        super().__init__(configuration, arguments)
+        variables = (
+            f"PYTHONPATH={ROOT}",
+            "OMP_NUM_THREADS=1",
+            f"TMPDIR={scratch}",
+            f"{FLAW_VARIABLE}={flaw}",
+        )
+        module = (sys.executable, "-m", "tests.robustness.victim", str(gauges))
+        options = SupervisorOptions(command=("env", *variables, *module))
+        super().__init__(configuration, arguments, options)
         self._gauges = gauges
-        self._environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(scratch),
-            FLAW_VARIABLE: flaw,
-        }
 
     def work(self, name: str, pid: int) -> Work:
         """Say what one process of a service had in work last."""
@@ -111,24 +113,8 @@ class VictimSupervisor(Supervisor):
         except SupervisionError:
             return None
 
-    async def _spawn(self, name: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.robustness.victim",
-            str(self._gauges),
-            "serve",
-            name,
-            "--supervised",
-            *self._arguments,
-            stdin=asyncio.subprocess.PIPE,
-            process_group=0,
-            cwd=ROOT,
-            env=self._environment,
-        )
 
-
-async def strike(victims: VictimSupervisor, name: str, *, finished: int = 1) -> Kill:
+async def strike(victims: Victims, name: str, *, finished: int = 1) -> Kill:
     """Catch a service at work, kill it, and wait until its successor serves.
 
     Args:
@@ -151,40 +137,33 @@ async def strike(victims: VictimSupervisor, name: str, *, finished: int = 1) -> 
         os.kill(pid, signal.SIGKILL)  # here, so that nothing can end between look and signal
         return pid
 
+    restarts = victims.restarts(name)
     pid = await until(caught, CATCH_S, f"{name} has calls in work")
     began = time.monotonic()
-
-    def reborn() -> int | None:
-        present = victims.present(name)
-        return None if present == pid else present
-
-    next_pid = await until(reborn, RECOVER_S, f"{name} is started again")
-    ended_by = victims.exit_status(name)
-    await victims.wait_ready(name, RECOVER_S)
+    await victims.wait_ready(name, RECOVER_S, restarts=restarts + 1)
     left = victims.work(name, pid)
     return Kill(
         name=name,
         pid=pid,
-        next_pid=next_pid,
+        next_pid=victims.pid(name),
         in_flight=left.in_flight,
         finished=left.finished,
         recovery_s=time.monotonic() - began,
-        proven=ended_by == -signal.SIGKILL and left.in_flight > 0 and left.finished >= finished,
+        proven=victims.exit_status(name) == -signal.SIGKILL
+        and left.in_flight > 0
+        and left.finished >= finished,
     )
 
 
-async def restart(victims: VictimSupervisor, name: str) -> None:
+async def restart(victims: Victims, name: str) -> None:
     """Kill a service as it is, so that its successor knows only what is on the disk."""
     await victims.wait_ready(name, RECOVER_S)
-    pid = victims.pid(name)
-    os.kill(pid, signal.SIGKILL)
-    await until(
-        lambda: victims.present(name) not in (None, pid) or None, RECOVER_S, f"another {name}"
-    )
-    await victims.wait_ready(name, RECOVER_S)
+    restarts = victims.restarts(name)
+    os.kill(victims.pid(name), signal.SIGKILL)
+    await victims.wait_ready(name, RECOVER_S, restarts=restarts + 1)
 
 
-async def works_again(victims: VictimSupervisor, name: str) -> None:
+async def works_again(victims: Victims, name: str) -> None:
     """Wait until the present process of a service has answered something."""
 
     def answered() -> bool | None:

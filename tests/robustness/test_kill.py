@@ -1,4 +1,4 @@
-"""kill -9 of every service during a run: nothing acknowledged is lost or doubled, the run ends well.
+"""kill -9 of every service during a run: nothing acknowledged is lost or doubled, and it ends well.
 
 `DEPTH=4 pytest tests/robustness/test_kill.py` kills four times as often during four times as many
 rollouts.

@@ -19,7 +19,7 @@ from callforest_client.staging import StagingClient
 from callforest_client.trainer import TrainerClient
 from callforest_mesh.chassis.configuration import SERVICES, load
 from callforest_mesh.worker.tiny_model import make_tiny_model
-from tests.robustness.killer import VictimSupervisor
+from tests.robustness.killer import Victims
 
 ANSWER_S = 60.0
 """How long an answer may take, a restart of the service included."""
@@ -36,7 +36,7 @@ class VictimMesh:
         gauges: directory of the gauges and of the trainer's diary.
     """
 
-    victims: VictimSupervisor
+    victims: Victims
     url: str
     gauges: Path
     admission: AdmissionClient
@@ -105,7 +105,7 @@ async def running_mesh(
     chosen = [*settings(directory, port), f"services=[{', '.join(services)}]"]
     arguments = [word for one in chosen for word in ("--set", one)]
     configuration = load(environment={}, settings=chosen)
-    victims = VictimSupervisor(configuration, arguments, gauges, scratch, flaw=flaw)
+    victims = Victims(configuration, arguments, gauges, scratch, flaw=flaw)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(victims.stop)
         await victims.start()
