@@ -31,7 +31,7 @@ const HISTORY_LINE = '{"step": 1, "at": 0}\n';
 const HISTORY_LINES = 64;
 
 /** Steps east less steps west that an answer asks for. */
-export function stepsOf(answer: string): number {
+function stepsOf(answer: string): number {
   const words = answer.split(" ").filter((word) => word !== "");
   return words.reduce((sum, word) => sum + (word.length % 2 === 0 ? 1 : -1), 0);
 }

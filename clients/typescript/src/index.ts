@@ -1,5 +1,7 @@
 /** Callforest for Node: run rollouts over gRPC. */
 
+export { Code } from "@connectrpc/connect";
+
 export { type Channel, MESSAGE_BYTES_MAX, openChannel } from "./channel.js";
 export { type FieldViolation } from "./errorDetails.js";
 export {
