@@ -75,7 +75,7 @@ def typed(reason: er.ErrorReason.ValueType) -> grpc.aio.AioRpcError:
 
 async def send_over(*calls: Answering) -> pb.StagedReceipt:
     left = list(calls)
-    stream = ItemStream(STAGE, lambda timeout: left.pop(0))
+    stream = ItemStream(STAGE, lambda **_: left.pop(0))
     try:
         return await stream.send(CALL, tenant="t", timeout_s=WAIT_S)
     finally:
