@@ -8,12 +8,14 @@ Four whole meshes run in this process, each with a scripted engine and real LMDB
 * all: metrics, and every call.
 
 Those that export do so by OTLP over gRPC to a collector in another process, whose CPU does not
-count. A round plays the same rollouts on each mesh in turn, so that a machine's slow moments hit
-all alike; the order changes from round to round. What is counted is the CPU time of this process,
-all threads, over the calls of a round: services, exporters, stores, and the harness with its HTTP
-client, which is the same for all. Differences are medians over the rounds of what a mesh took more
-than `off` in the same round. The cost of the default's spans lies below what such a difference can
-show, so it is also derived: a hundredth of what the spans of all calls cost.
+count. A round plays the same rollouts on each mesh, so that a machine's slow moments hit all alike;
+the order is drawn anew each round, and the garbage collector waits between rounds. What is counted
+is the CPU time of this process, all threads, over the calls of a round: services, exporters,
+stores, and the harness with its HTTP client, the same for all. Differences are medians over the
+rounds of what a mesh took more than `off` in the same round, with their quartiles. What the default
+costs lies below what such a difference can show, so it is derived from what can be measured: a
+hundredth of what the spans of all calls cost, and what the observer of an item takes alone (no
+span, a duration and the number in work), for each item of a call.
 
     python benchmarks/tracing.py [--rounds N] [--rollouts N]
 
@@ -26,24 +28,31 @@ import argparse
 import asyncio
 import gc
 import json
+import random
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Final
 
 import aiohttp
 import grpc.aio
 
+from callforest.capture.v1 import item_pb2
+from callforest.capture.v1.attempt_pb2 import CallIntent
 from callforest_client.admission import AdmissionClient
 from callforest_mesh.assembly import EmbeddedMesh
 from callforest_mesh.chassis.configuration import load
-from callforest_mesh.chassis.telemetry import TelemetryOptions
+from callforest_mesh.chassis.instruments import Metrics
+from callforest_mesh.chassis.item_observer import ItemObserver
+from callforest_mesh.chassis.telemetry import ServiceTelemetry, TelemetryOptions
 
 TURNS: Final = 4
+ITEMS_OF_A_CALL: Final = 5
+"""AdmitCalls, RecordIntents, Generate, Stage, CommitCalls."""
 MODES: Final = {"off": None, "metrics": 0.0, "default": TelemetryOptions().sample_ratio, "all": 1.0}
 SERVICES: Final = "[staging, ledger, admission, worker, gateway]"
 EXPORT_METHODS: Final = (
@@ -108,9 +117,12 @@ class Bench:
             opened = await self._admission.open_attempt(f"r{number}", request_id=request_id)
             keys.append(opened.capture_key)
         gc.collect()
+        gc.disable()
         begun = time.process_time()
         await asyncio.gather(*(self._play_one(key) for key in keys))
-        return (time.process_time() - begun) / (rollouts * TURNS)
+        taken = time.process_time() - begun
+        gc.enable()
+        return taken / (rollouts * TURNS)
 
     async def _play_one(self, capture_key: str) -> None:
         url = f"{self._mesh.gateway_url}/rollouts/{capture_key}/v1/chat/completions"
@@ -121,6 +133,29 @@ class Bench:
                 assert response.status == 200, await response.text()
                 message = (await response.json())["choices"][0]["message"]
             messages += [message, {"role": "user", "content": f"go on {turn} " * 100}]
+
+
+async def observer_us() -> float:
+    """Give what the observer of an unsampled item takes, in microseconds."""
+
+    async def handler(_context: item_pb2.ItemContext, payload: CallIntent) -> CallIntent:
+        return payload
+
+    telemetry = ServiceTelemetry(metrics=Metrics())
+    observer: ItemObserver[CallIntent, CallIntent] = ItemObserver(
+        handler, service="ledger", rpc="RecordIntents", telemetry=telemetry, describe=None
+    )
+    context, payload = item_pb2.ItemContext(timeout_ms=1000), CallIntent()
+    least = []
+    for answer in (handler, observer):
+        rounds = []
+        for _ in range(5):
+            begun = time.process_time()
+            for _ in range(20_000):
+                await answer(context, payload)
+            rounds.append((time.process_time() - begun) / 20_000 * 1e6)
+        least.append(min(rounds))
+    return least[1] - least[0]
 
 
 def settings(folder: Path, endpoint: str, ratio: float | None) -> list[str]:
@@ -159,34 +194,36 @@ async def measure(
         for bench in benches.values():
             await bench.play(rollouts)  # warms imports, pools and caches
         taken: dict[str, list[float]] = {name: [] for name in MODES}
-        for number in range(rounds):
-            names = list(MODES)
-            turn = number % len(names)
-            for name in names[turn:] + names[:turn]:
+        order = random.Random(1)
+        for _ in range(rounds):
+            for name in order.sample(list(MODES), len(MODES)):
                 taken[name].append(await benches[name].play(rollouts) * 1e6)
         return taken
 
 
-def report(taken: dict[str, list[float]], calls: int) -> dict[str, object]:
+def report(taken: dict[str, list[float]], calls: int, item_us: float) -> dict[str, object]:
     """Print what was measured; give it for machines."""
     off = taken["off"]
     found: dict[str, object] = {"rounds": len(off), "calls_a_round": calls}
-    print(f"{'':<10} {'CPU us a call':>14} {'more than off':>14}")
-    more = {}
+    print(f"{'':<10} {'CPU us a call':>14} {'more than off':>14}  quartiles")
     for name, values in taken.items():
-        more[name] = median(own - base for own, base in zip(values, off, strict=True))
-        print(f"{name:<10} {median(values):>14.0f} {more[name]:>14.1f}")
+        more = [own - base for own, base in zip(values, off, strict=True)]
+        low, middle, high = quantiles(more, n=4)
+        print(f"{name:<10} {median(values):>14.0f} {middle:>14.1f}  {low:.0f} to {high:.0f}")
         found[f"{name}_cpu_us"] = round(median(values), 1)
-        found[f"{name}_more_us"] = round(more[name], 1)
+        found[f"{name}_more_us"] = [round(one, 1) for one in (low, middle, high)]
     spans = median(own - base for own, base in zip(taken["all"], taken["metrics"], strict=True))
-    derived = spans * TelemetryOptions().sample_ratio
-    percent = 100 * (max(0.0, more["metrics"]) + derived) / median(off)
-    print(f"spans of a sampled call: {spans:.0f} us; a hundredth of that: {derived:.1f} us")
-    print(f"by default, metrics and spans: {percent:.2f} % of a call's CPU")
+    by_default = spans * TelemetryOptions().sample_ratio
+    items = item_us * ITEMS_OF_A_CALL
+    percent = 100 * (items + by_default) / median(off)
+    print(f"spans of a sampled call: {spans:.0f} us; a hundredth of that: {by_default:.1f} us")
+    print(f"observer of an item: {item_us:.2f} us; of a call's items: {items:.1f} us")
+    print(f"by default, both: {percent:.2f} % of a call's CPU")
     return {
         **found,
         "spans_of_a_sampled_call_us": round(spans, 1),
-        "spans_by_default_us": round(derived, 2),
+        "spans_by_default_us": round(by_default, 2),
+        "items_of_a_call_us": round(items, 2),
         "default_percent_of_a_call": round(percent, 2),
     }
 
@@ -204,7 +241,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         endpoint = start_collector(stack)
         taken = asyncio.run(measure(given.rounds, given.rollouts, folder, endpoint))
-    print("RESULT", json.dumps(report(taken, given.rollouts * TURNS)))
+    found = report(taken, given.rollouts * TURNS, asyncio.run(observer_us()))
+    print("RESULT", json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _HTTP_CODES: Final = (
     *("call_refused", "invalid_request_error", "unsupported_value"),
 )
 _STATUSES: Final = tuple(
-    map(str, (200, 400, 401, 404, 405, 408, 413, 422, 429, 499, 500, 502, 503, 504))
+    map(str, (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 499, 500, 502, 503, 504))
 )
 
 
