@@ -51,6 +51,14 @@ STREAM_S = 3600.0
 _ITEM_OVERHEAD_BYTES = 256
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
+_CROWD = 4
+"""Callers at work from which waiting for more of them pays; below it nothing ever waits."""
+_CROWD_FULL = 16
+"""Callers at work from which the whole linger is waited."""
+_CROWD_KEPT = 0.9
+"""What a message leaves of the crowd that was seen before it."""
+_GATHERED_MAX = 32
+"""Items that are never kept waiting: their message's cost is shared well enough."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +70,7 @@ class _Pending(Generic[PayloadT, ResultT]):
     traceparent: str
     future: asyncio.Future[ResultT]
     sent: bool = False
+    late: bool = False
 
 
 class ItemStream(Generic[PayloadT, ResultT]):
@@ -71,7 +80,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
         spec: the stream's messages.
         connect: opens the RPC, a stub's method; called again after a break.
         unanswered_max: callers beyond this many wait for a place.
-        linger_s: how long to gather items once several callers are at work; 0 never waits.
+        linger_s: how long to gather items at most, once several callers are at work; 0 never
+            waits.
     """
 
     def __init__(
@@ -80,15 +90,17 @@ class ItemStream(Generic[PayloadT, ResultT]):
         connect: Callable[..., object],
         *,
         unanswered_max: int = 1024,
-        linger_s: float = 0.001,
+        linger_s: float = 0.005,
     ) -> None:
         self._spec = spec
         self._connect = connect
         self._linger_s = linger_s
         self._places = asyncio.Semaphore(unanswered_max)
         self._unanswered: dict[int, _Pending[PayloadT, ResultT]] = {}
-        self._queue: deque[ItemLike] = deque()
+        self._queue: deque[tuple[ItemLike, int]] = deque()
         self._wake = asyncio.Event()
+        self._enough = 1
+        self._crowd = 0.0
         self._sequence = 0
         self._answer_count = 0
         self._closed = False
@@ -115,12 +127,22 @@ class ItemStream(Generic[PayloadT, ResultT]):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
-            async with asyncio.timeout_at(deadline), self._places:
+            if self._places.locked():
+                async with asyncio.timeout_at(deadline):
+                    await self._places.acquire()
+            else:
+                await self._places.acquire()
+            try:
                 pending = self._enqueue(payload, tenant, deadline, traceparent)
+                # A timer costs a tenth of a timeout, which also looks after its task.
+                timer = loop.call_at(deadline, _expire, pending)
                 try:
                     return await pending.future
                 finally:
+                    timer.cancel()
                     self._retire(pending)
+            finally:
+                self._places.release()
         except TimeoutError:
             raise _late(self._spec.name, timeout_s) from None
 
@@ -150,7 +172,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
         )
         self._unanswered[pending.sequence] = pending
         self._queue.extend(self._items(pending, loop.time()))
-        self._wake.set()
+        if len(self._queue) >= self._enough:
+            self._wake.set()
         if self._runner is None or self._runner.done():
             self._runner = loop.create_task(self._run())
         return pending
@@ -158,10 +181,14 @@ class ItemStream(Generic[PayloadT, ResultT]):
     def _retire(self, pending: _Pending[PayloadT, ResultT]) -> None:
         """Forget an item; tell the server if nobody waits for its answer any more."""
         self._unanswered.pop(pending.sequence, None)
-        answered = pending.future.done() and not pending.future.cancelled()
-        if pending.sent and not answered and not self._closed:
+        future = pending.future
+        answered = future.done() and not future.cancelled()
+        if answered:
+            future.exception()  # a caller that was cancelled at the same time never looks at it
+        if pending.sent and (pending.late or not answered) and not self._closed:
             context = self._context(pending, asyncio.get_running_loop().time())
-            self._queue.append(self._spec.item(context=context, cancel=item_pb2.ItemCancel()))
+            cancel = self._spec.item(context=context, cancel=item_pb2.ItemCancel())
+            self._queue.append((cancel, _ITEM_OVERHEAD_BYTES))
             self._wake.set()
 
     def _context(self, pending: _Pending[PayloadT, ResultT], now: float) -> item_pb2.ItemContext:
@@ -172,10 +199,15 @@ class ItemStream(Generic[PayloadT, ResultT]):
             traceparent=pending.traceparent,
         )
 
-    def _items(self, pending: _Pending[PayloadT, ResultT], now: float) -> Iterator[ItemLike]:
+    def _items(
+        self, pending: _Pending[PayloadT, ResultT], now: float
+    ) -> Iterator[tuple[ItemLike, int]]:
+        """Give the items of a payload, each with about what it takes in a message."""
         context = self._context(pending, now)
-        if pending.payload.ByteSize() <= FRAME_BYTES:
-            yield self._spec.item(context=context, **{self._spec.payload_field: pending.payload})
+        size = pending.payload.ByteSize()  # serializes: asked once
+        if size <= FRAME_BYTES:
+            item = self._spec.item(context=context, **{self._spec.payload_field: pending.payload})
+            yield item, size + _ITEM_OVERHEAD_BYTES
             return
         serialized = pending.payload.SerializeToString()
         if len(serialized) > PAYLOAD_BYTES:
@@ -190,7 +222,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 )
             )
         for frame in frames_of(serialized):
-            yield self._spec.item(context=context, **{FRAME_FIELDS[type(frame)]: frame})
+            item = self._spec.item(context=context, **{FRAME_FIELDS[type(frame)]: frame})
+            yield item, frame.ByteSize() + _ITEM_OVERHEAD_BYTES
 
     async def _run(self) -> None:
         """Keep a stream open while there is something to send or to await."""
@@ -224,8 +257,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
     async def _write(self, call: ItemCall) -> None:
         while True:
             await self._wake.wait()
-            if self._linger_s and len(self._unanswered) >= 4:
-                await asyncio.sleep(self._linger_s)  # gathers; nothing waits on it for order
+            await self._gather()
             batch = self._next_batch()
             if not batch:
                 self._wake.clear()
@@ -239,15 +271,36 @@ class ItemStream(Generic[PayloadT, ResultT]):
             except asyncio.InvalidStateError:
                 raise _broken(self._spec.name, "ended") from None
 
+    async def _gather(self) -> None:
+        """Let more items come while several callers are at work.
+
+        A message costs as much as ten items. How many callers were at work lately says whether
+        more are to be expected: those that a message answers come back together.
+        """
+        self._crowd = max(len(self._unanswered), self._crowd * _CROWD_KEPT)
+        enough = min(_GATHERED_MAX, int(self._crowd) // 2)
+        if self._crowd < _CROWD or not self._linger_s or len(self._queue) >= enough:
+            return
+        linger_s = self._linger_s * min(1.0, self._crowd / _CROWD_FULL)
+        self._enough = enough
+        self._wake.clear()
+        timer = asyncio.get_running_loop().call_later(linger_s, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+            self._enough = 1
+
     def _next_batch(self) -> list[ItemLike]:
         batch: list[ItemLike] = []
-        size = 0
+        total = 0
         while self._queue and len(batch) < MESSAGE_ITEMS:
-            item = self._queue[0]
-            size += item.ByteSize() + _ITEM_OVERHEAD_BYTES
-            if batch and size > MESSAGE_BYTES:
+            item, size = self._queue[0]
+            total += size
+            if batch and total > MESSAGE_BYTES:
                 break
-            batch.append(self._queue.popleft())
+            self._queue.popleft()
+            batch.append(item)
             pending = self._unanswered.get(item.context.sequence)
             if pending is not None:
                 pending.sent = True
@@ -325,6 +378,12 @@ def _why_ended(name: str, error: grpc.aio.AioRpcError) -> CallforestError:
     if own or failure.code not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
         return failure
     return _broken(name, failure.code.name)
+
+
+def _expire(pending: _Pending[PayloadT, ResultT]) -> None:
+    if not pending.future.done():
+        pending.late = True
+        pending.future.set_exception(TimeoutError())
 
 
 def _late(name: str, timeout_s: float) -> UnavailableError:

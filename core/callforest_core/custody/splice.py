@@ -85,8 +85,10 @@ def splice_prefix(
 
 def _ends(token_ids: TokenIds, terminators: AbstractSet[int]) -> NDArray[np.intp]:
     """Positions of the terminators."""
-    known = np.fromiter(terminators, dtype=np.int64, count=len(terminators))
-    return np.flatnonzero(np.isin(token_ids, known))
+    if len(terminators) == 1:  # the usual case; isin takes several times as long
+        (known,) = terminators
+        return np.flatnonzero(token_ids == known)
+    return np.flatnonzero(np.isin(token_ids, np.fromiter(terminators, dtype=np.int64)))
 
 
 def _check_turns(

@@ -1,4 +1,4 @@
-"""The server's side of an item stream: each item is a task of its own, results go out together.
+"""The server's side of an item stream: each item is answered for itself, results go together.
 
 Contract: docs/protocol.md, section "Item streams".
 """
@@ -6,9 +6,10 @@ Contract: docs/protocol.md, section "Item streams".
 from __future__ import annotations
 
 import asyncio
-import logging
+import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Generic, TypeAlias, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -37,7 +38,6 @@ from callforest_mesh.chassis.item_observer import Describe, ItemObserver
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import check, malformed
 
-_LOG = logging.getLogger("callforest")
 _RESULT_OVERHEAD_BYTES = 64
 UNANSWERED_MAX = 1024
 
@@ -64,12 +64,24 @@ class Drain:
         await self._event.wait()
 
 
+@dataclass(slots=True, eq=False)
+class _Running(Generic[ResultT]):
+    """An item that is being answered."""
+
+    answering: asyncio.Future[ResultT]
+    timer: asyncio.TimerHandle
+    timeout_ms: int
+    late: bool = False
+
+
 class ItemServer(Generic[PayloadT, ResultT]):
     """Serves one kind of item stream for all its callers.
 
     Args:
         spec: the stream's messages.
-        handler: answers one item; raises Refusal or CallforestError for a typed failure.
+        handler: answers one item; raises Refusal or CallforestError for a typed failure. It is
+            called in the order of the items. What it gives is cancelled when nobody waits for it
+            any more.
         service: names the service in errors.
         drain: when begun, streams end after the items they had taken.
         telemetry: what the service says of its items.
@@ -101,8 +113,11 @@ class ItemServer(Generic[PayloadT, ResultT]):
         Raises:
             Refusal: DRAINING, after every taken item was answered.
         """
-        stream = _Stream(self._spec, self._handler, self._service, self._drain)
+        stream = _Stream(self._spec, self._handler, self._service)
         reader = asyncio.ensure_future(stream.read(requests))
+        reader.add_done_callback(stream.wake)
+        ending = asyncio.ensure_future(self._drain.wait())
+        ending.add_done_callback(lambda _: reader.cancel())
         try:
             while True:
                 await stream.wait()
@@ -111,9 +126,11 @@ class ItemServer(Generic[PayloadT, ResultT]):
                 if reader.done() and stream.idle:
                     break
         finally:
+            ending.cancel()
             reader.cancel()
             stream.cancel_all()
-        reader.result()
+        if not reader.cancelled():
+            reader.result()
         if self._drain.begun:
             raise draining(self._service)
 
@@ -126,22 +143,24 @@ class _Stream(Generic[PayloadT, ResultT]):
         spec: StreamSpec[PayloadT, ResultT],
         handler: Handler[PayloadT, ResultT],
         service: str,
-        drain: Drain,
     ) -> None:
         self._spec = spec
         self._handler = handler
         self._service = service
-        self._drain = drain
         self._assembler = FrameAssembler()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._results: deque[ResultLike] = deque()
+        self._running: dict[int, _Running[ResultT]] = {}
+        self._results: deque[tuple[ResultLike, int]] = deque()
         self._wake = asyncio.Event()
         self._highest = 0
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to answer."""
-        return not self._tasks and not self._results
+        return not self._running and not self._results
+
+    def wake(self, _done: object = None) -> None:
+        """Say that there may be something to do."""
+        self._wake.set()
 
     async def wait(self) -> None:
         """Wait until there may be something to do."""
@@ -149,43 +168,28 @@ class _Stream(Generic[PayloadT, ResultT]):
         self._wake.clear()
 
     async def read(self, requests: AsyncIterator[RequestLike]) -> None:
-        """Take items until the client ends its side or the service drains."""
-        drained = asyncio.ensure_future(self._drain.wait())
-        iterator = requests.__aiter__()
-        try:
-            while not self._drain.begun:
-                coming = asyncio.ensure_future(anext(iterator, None))
-                try:
-                    await asyncio.wait({coming, drained}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    if not coming.done():
-                        coming.cancel()
-                if coming.cancelled() or not coming.done():
-                    return
-                request = coming.result()
-                if request is None:
-                    return
-                for item in request.items:
-                    self._take(item)
-        finally:
-            drained.cancel()
-            self._wake.set()
+        """Take items until the client ends its side; cancelled when the service drains."""
+        async for request in requests:
+            for item in request.items:
+                self._take(item)
 
     def next_results(self) -> list[ResultLike]:
         """Give the results that fit into the next message."""
         batch: list[ResultLike] = []
-        size = 0
+        total = 0
         while self._results and len(batch) < MESSAGE_ITEMS:
-            size += self._results[0].ByteSize() + _RESULT_OVERHEAD_BYTES
-            if batch and size > MESSAGE_BYTES:
+            result, size = self._results[0]
+            total += size
+            if batch and total > MESSAGE_BYTES:
                 break
-            batch.append(self._results.popleft())
+            self._results.popleft()
+            batch.append(result)
         return batch
 
     def cancel_all(self) -> None:
         """Cancel what nobody waits for any more."""
-        for task in self._tasks.values():
-            task.cancel()
+        for running in list(self._running.values()):
+            running.answering.cancel()
 
     def _take(self, item: ItemLike) -> None:
         context: item_pb2.ItemContext = item.context
@@ -194,8 +198,8 @@ class _Stream(Generic[PayloadT, ResultT]):
         try:
             if body == "cancel":
                 self._assembler.drop(sequence)
-                if (task := self._tasks.get(sequence)) is not None:
-                    task.cancel()
+                if (running := self._running.get(sequence)) is not None:
+                    running.answering.cancel()
                 return
             check(cast("Message", item))
             if body in (self._spec.payload_field, "begin"):
@@ -205,11 +209,8 @@ class _Stream(Generic[PayloadT, ResultT]):
             self._assembler.drop(sequence)
             self._answer_error(sequence, status_of_exception(refusal, service=self._service))
             return
-        if payload is None:
-            return
-        task = asyncio.ensure_future(self._answer(context, payload))
-        self._tasks[sequence] = task
-        task.add_done_callback(lambda done: self._finished(sequence, done))
+        if payload is not None:
+            self._start(context, payload)
 
     def _open(self, context: item_pb2.ItemContext) -> None:
         """Admit a new item to the stream; the server never stops reading, it sheds."""
@@ -218,7 +219,7 @@ class _Stream(Generic[PayloadT, ResultT]):
         self._highest = context.sequence
         if context.timeout_ms < 1:
             raise malformed(self._spec.name, "timeout_ms must be at least 1 on a new item")
-        if len(self._tasks) >= UNANSWERED_MAX:
+        if len(self._running) >= UNANSWERED_MAX:
             raise overloaded("unanswered_items", UNANSWERED_MAX, retry_after_ms=100)
 
     def _payload(self, sequence: int, body: str | None, item: ItemLike) -> PayloadT | None:
@@ -243,36 +244,48 @@ class _Stream(Generic[PayloadT, ResultT]):
         check(framed)
         return framed
 
-    async def _answer(self, context: item_pb2.ItemContext, payload: PayloadT) -> None:
-        try:
-            async with asyncio.timeout(context.timeout_ms / 1000):
-                answer = await self._handler(context, payload)
-        except TimeoutError:
-            error = status_of_exception(item_late(context.timeout_ms), service=self._service)
-            self._answer_error(context.sequence, error)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - mapped, logged
-            status = status_of_exception(error, service=self._service)
-            self._answer_error(context.sequence, status)
-        else:
-            self._answer_with(context.sequence, answer)
-
     def _answer_with(self, sequence: int, answer: ResultT) -> None:
-        if answer.ByteSize() <= FRAME_BYTES:
+        size = answer.ByteSize()  # serializes: asked once
+        if size <= FRAME_BYTES:
             fields = {self._spec.answer_field: answer}
-            self._results.append(self._spec.result(sequence=sequence, **fields))
-        else:
-            for frame in frames_of(answer.SerializeToString()):
-                arm = {FRAME_FIELDS[type(frame)]: frame}
-                self._results.append(self._spec.result(sequence=sequence, **arm))
-        self._wake.set()
+            self._put(self._spec.result(sequence=sequence, **fields), size)
+            return
+        for frame in frames_of(answer.SerializeToString()):
+            arm = {FRAME_FIELDS[type(frame)]: frame}
+            self._put(self._spec.result(sequence=sequence, **arm), frame.ByteSize())
 
     def _answer_error(self, sequence: int, status: status_pb2.Status) -> None:
-        self._results.append(self._spec.result(sequence=sequence, error=status))
+        self._put(self._spec.result(sequence=sequence, error=status), status.ByteSize())
+
+    def _put(self, result: ResultLike, size: int) -> None:
+        self._results.append((result, size + _RESULT_OVERHEAD_BYTES))
         self._wake.set()
 
-    def _finished(self, sequence: int, task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # before its first step: nothing in it could answer
-            status = status_of_exception(asyncio.CancelledError(), service=self._service)
-            self._answer_error(sequence, status)
-        self._tasks.pop(sequence, None)
-        self._wake.set()
+    def _start(self, context: item_pb2.ItemContext, payload: PayloadT) -> None:
+        """Have an item answered. A handler that gives a future costs no task."""
+        sequence = context.sequence
+        try:
+            answering = asyncio.ensure_future(self._handler(context, payload))
+        except Exception as error:  # noqa: BLE001 - mapped, logged
+            self._answer_error(sequence, status_of_exception(error, service=self._service))
+            return
+        timeout_s = context.timeout_ms / 1000
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, sequence)
+        self._running[sequence] = _Running(answering, timer, context.timeout_ms)
+        answering.add_done_callback(functools.partial(self._finished, sequence))
+
+    def _expire(self, sequence: int) -> None:
+        running = self._running[sequence]
+        running.late = True
+        running.answering.cancel()
+
+    def _finished(self, sequence: int, answering: asyncio.Future[ResultT]) -> None:
+        running = self._running.pop(sequence)
+        running.timer.cancel()
+        error = asyncio.CancelledError() if answering.cancelled() else answering.exception()
+        if error is None:
+            self._answer_with(sequence, answering.result())
+            return
+        if isinstance(error, TimeoutError) or (running.late and answering.cancelled()):
+            error = item_late(running.timeout_ms)
+        self._answer_error(sequence, status_of_exception(error, service=self._service))

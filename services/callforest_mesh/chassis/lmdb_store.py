@@ -42,6 +42,7 @@ from callforest_mesh.chassis.write_queue import WriteQueue
 __all__ = ["KEY_BYTES_MAX", "Collector", "LmdbStore", "ReadTxn", "StoreStatistics", "WriteTxn"]
 
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT")
 _Raw: TypeAlias = "lmdb.Transaction[memoryview]"
 _LOG = logging.getLogger("callforest")
 
@@ -64,7 +65,7 @@ class _SpoiledError(Exception):
         error: what the write at fault gets.
     """
 
-    def __init__(self, by: WriteJob[Any] | None, error: Exception) -> None:
+    def __init__(self, by: WriteJob[Any, Any] | None, error: Exception) -> None:
         super().__init__()
         self.by = by
         self.error = error
@@ -112,7 +113,7 @@ class LmdbStore:
         self._on_fatal = on_fatal
         self._name = name
         self._disk_reserve = disk_reserve_bytes
-        self._queue: WriteQueue[WriteJob[Any]] = WriteQueue(name, queue_limit)
+        self._queue: WriteQueue[WriteJob[Any, Any]] = WriteQueue(name, queue_limit)
         self._pid = os.getpid()
         self._databases: dict[str, Any] = {}
         self._commits = self._records = self._used = self._stale_readers = 0
@@ -144,13 +145,37 @@ class LmdbStore:
             Refusal: OVERLOADED, STORE_FULL, STORE_CORRUPT, DRAINING (closed, or failed: whether the
                 write took effect is then unknown), or the function's own.
         """
+        return await self.submit(fn, _unchanged, records=records, reserve=reserve)
+
+    def submit(
+        self,
+        fn: Callable[[WriteTxn], T],
+        answer_of: Callable[[T], AnswerT],
+        *,
+        records: int = 1,
+        reserve: bool = False,
+    ) -> asyncio.Future[AnswerT]:
+        """Begin what `write` does; give the future of its answer.
+
+        Cancelling the future does not cancel the write.
+
+        Args:
+            fn: as for `write`.
+            answer_of: makes the answer of what `fn` returned, on the caller's loop, once that is
+                durable; runs even if nobody waits any more. What it raises is the caller's.
+            records: as for `write`.
+            reserve: as for `write`.
+
+        Raises:
+            Refusal: OVERLOADED, DRAINING.
+        """
         self._own_process()
         if self._failed:
             raise draining(self._name)
         loop = asyncio.get_running_loop()
-        job: WriteJob[T] = WriteJob(fn, records, reserve, loop.create_future(), loop)
-        self._queue.put(job)
-        return await job.future
+        future: asyncio.Future[AnswerT] = loop.create_future()
+        self._queue.put(WriteJob(fn, records, reserve, answer_of, future, loop))
+        return future
 
     def read(self, fn: Callable[[ReadTxn], T]) -> T:
         """Run a function over one snapshot, on the calling thread; keep it short.
@@ -273,7 +298,7 @@ class LmdbStore:
                 self._stale_readers += self._env.reader_check()
                 check = time.monotonic() + READER_CHECK_S
 
-    def _process(self, batch: list[WriteJob[Any]]) -> None:
+    def _process(self, batch: list[WriteJob[Any, Any]]) -> None:
         """Commit a batch; when it is spoiled, the others once more together, then each alone."""
         try:
             left = self._attempt(batch)
@@ -285,7 +310,7 @@ class LmdbStore:
             raise
         self._queue.committed(len(batch))
 
-    def _attempt(self, jobs: list[WriteJob[Any]]) -> list[WriteJob[Any]]:
+    def _attempt(self, jobs: list[WriteJob[Any, Any]]) -> list[WriteJob[Any, Any]]:
         """Run and commit writes; give those that must run again because one spoiled the commit."""
         raw = self._env.begin(write=True, buffers=True)
         try:
@@ -305,7 +330,7 @@ class LmdbStore:
         answer(jobs)
         return []
 
-    def _fill(self, raw: _Raw, jobs: list[WriteJob[Any]]) -> None:
+    def _fill(self, raw: _Raw, jobs: list[WriteJob[Any, Any]]) -> None:
         disk_full = self._free_bytes() < self._disk_reserve
         batch = Batch(space=lambda more: self._require_space(more, disk_full=disk_full))
         for job in jobs:
@@ -333,7 +358,7 @@ class LmdbStore:
 
     @contextlib.contextmanager
     def _blaming(
-        self, job: WriteJob[Any] | None, kinds: tuple[type[Exception], ...] = (Exception,)
+        self, job: WriteJob[Any, Any] | None, kinds: tuple[type[Exception], ...] = (Exception,)
     ) -> Iterator[None]:
         """Turn an exception into a spoiled commit, and a full map into its refusal."""
         try:
@@ -378,7 +403,7 @@ class LmdbStore:
         found = os.statvfs(self._path)
         return found.f_bavail * found.f_frsize
 
-    def _fail(self, error: Exception, running: Sequence[WriteJob[Any]] = ()) -> None:
+    def _fail(self, error: Exception, running: Sequence[WriteJob[Any, Any]] = ()) -> None:
         """Trust the environment no more: every waiter gets an error, and nothing is taken."""
         if self._failed:
             return
@@ -393,6 +418,10 @@ class LmdbStore:
     def _own_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("a store must not be used after fork; start processes by spawn")
+
+
+def _unchanged(result: T) -> T:
+    return result
 
 
 def _no_limit(_more: int) -> None:

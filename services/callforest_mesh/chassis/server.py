@@ -7,6 +7,7 @@ are finished within the grace, the service flushes and stops. A second signal en
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -206,7 +207,18 @@ def run(
     Raises:
         ServerStartError: the address is taken or cannot be used.
     """
-    return asyncio.run(_run(factory, address, options, supervised=supervised))
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        return runner.run(_run(factory, address, options, supervised=supervised))
+
+
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Give what makes a service's event loop: uvloop where it is installed, else None."""
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 async def _run(

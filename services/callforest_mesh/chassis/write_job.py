@@ -11,17 +11,20 @@ from typing import Any, Generic, TypeVar, cast
 from callforest_mesh.chassis.transaction import WriteTxn
 
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT")
 _LOG = logging.getLogger("callforest")
 
 
 @dataclass(slots=True, eq=False)
-class WriteJob(Generic[T]):
+class WriteJob(Generic[T, AnswerT]):
     """One write and its waiter.
 
     Attributes:
         fn: what runs inside the transaction.
         records: how many records it writes, as its caller says.
         reserve: whether it may go beyond the quota.
+        answer_of: makes what the caller gets of what the function returned, on the caller's loop,
+            once that is durable; runs even if nobody waits any more.
         future: what the caller waits for.
         loop: the caller's event loop.
         result: what the function returned, unless error is set.
@@ -32,7 +35,8 @@ class WriteJob(Generic[T]):
     fn: Callable[[WriteTxn], T]
     records: int
     reserve: bool
-    future: asyncio.Future[T]
+    answer_of: Callable[[T], AnswerT]
+    future: asyncio.Future[AnswerT]
     loop: asyncio.AbstractEventLoop
     result: T | None = None
     error: Exception | None = None
@@ -40,17 +44,24 @@ class WriteJob(Generic[T]):
 
     def tell(self) -> None:
         """Tell the waiter, on its loop; one that was cancelled changes nothing."""
+        answer: AnswerT | None = None
+        error = self.error
+        if error is None:
+            try:
+                answer = self.answer_of(cast("T", self.result))
+            except Exception as raised:  # noqa: BLE001 - the waiter gets it
+                error = raised
         if self.future.done():
             return
-        if self.error is not None:
-            self.future.set_exception(self.error)
+        if error is not None:
+            self.future.set_exception(error)
         else:
-            self.future.set_result(cast("T", self.result))
+            self.future.set_result(cast("AnswerT", answer))
 
 
-def answer(jobs: Sequence[WriteJob[Any]]) -> None:
+def answer(jobs: Sequence[WriteJob[Any, Any]]) -> None:
     """Tell the waiters from the writer thread, in one hop for each event loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[WriteJob[Any]]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[WriteJob[Any, Any]]] = {}
     for job in jobs:
         job.answered = True
         loops.setdefault(job.loop, []).append(job)
@@ -61,6 +72,6 @@ def answer(jobs: Sequence[WriteJob[Any]]) -> None:
             _LOG.info("%d waiters of a store are gone with their event loop", len(theirs))
 
 
-def _tell_all(jobs: Sequence[WriteJob[Any]]) -> None:
+def _tell_all(jobs: Sequence[WriteJob[Any, Any]]) -> None:
     for job in jobs:
         job.tell()

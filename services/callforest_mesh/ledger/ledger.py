@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
@@ -21,6 +21,7 @@ from callforest_mesh.ledger.store import LedgerStore, LogReader, LogWriter
 from callforest_mesh.ledger.views import AttemptViews
 
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT")
 
 PAGE_BYTES: Final = 256 * 1024
 """Most bytes of rows in one page of a manifest; well below the contract's 1 MiB."""
@@ -94,7 +95,7 @@ class Ledger:
         self._store = store
         self._watch = watch
         self._views = AttemptViews(cached_calls_max)
-        self._writes: set[asyncio.Task[object]] = set()
+        self._writes: set[asyncio.Future[object]] = set()
 
     async def open_attempt(
         self, tenant: str, rollout_id: str, request_id: str
@@ -121,40 +122,39 @@ class Ledger:
             session.apply(attempt, None, Decision(None, (opened,)))
             return session.show(attempt)
 
-        return await self._run(run)
+        return await self._run(run, _unchanged)
 
-    async def record_intent(
+    def record_intent(
         self, tenant: str, intent: attempt_pb2.CallIntent
-    ) -> capture_admission_pb2.Verdict:
+    ) -> asyncio.Future[capture_admission_pb2.Verdict]:
         """Announce a call and say what it continues."""
         attempt = AttemptKey(tenant, intent.capture_key)
-        return await self._apply(attempt, lambda view: core.record_intent(view, intent))
+        return self._apply(attempt, lambda view: core.record_intent(view, intent))
 
     async def find_predecessor(
         self, attempt: AttemptKey, probe: capture_admission_pb2.ChainProbe
     ) -> capture_admission_pb2.Verdict:
         """Give the verdict that record_intent would give now."""
         return await self._run(
-            lambda session: core.find_predecessor(session.view(attempt), attempt.capture_key, probe)
+            lambda session: core.find_predecessor(
+                session.view(attempt), attempt.capture_key, probe
+            ),
+            _unchanged,
         )
 
-    async def commit_record(
+    def commit_record(
         self, tenant: str, record: call_record_pb2.CallRecord
-    ) -> ledger_service_pb2.CommittedEntry:
+    ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
         """Append the record of a staged call."""
         attempt = AttemptKey(tenant, record.coords.capture_key)
-        return await self._apply(
-            attempt, lambda view: core.commit_record(view, record), reserve=True
-        )
+        return self._apply(attempt, lambda view: core.commit_record(view, record), reserve=True)
 
-    async def commit_failure(
+    def commit_failure(
         self, tenant: str, failure: attempt_pb2.CallFailure
-    ) -> ledger_service_pb2.CommittedEntry:
+    ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
         """Append a failure row."""
         attempt = AttemptKey(tenant, failure.capture_key)
-        return await self._apply(
-            attempt, lambda view: core.commit_failure(view, failure), reserve=True
-        )
+        return self._apply(attempt, lambda view: core.commit_failure(view, failure), reserve=True)
 
     async def close_admissions(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
         """End new calls of an attempt."""
@@ -171,7 +171,7 @@ class Ledger:
             view = session.view(attempt)
             return view is not None and view.chain.has_rows()
 
-        return await self._run(run)
+        return await self._run(run, _unchanged)
 
     async def await_settled(self, attempt: AttemptKey, *, wait_s: float) -> attempt_pb2.Attempt:
         """Give the attempt when no call is pending or it is sealed, or when `wait_s` is over.
@@ -181,7 +181,8 @@ class Ledger:
 
         async def look() -> AttemptSummary:
             return await self._run(
-                lambda session: core.require(session.view(attempt), attempt.capture_key).summary()
+                lambda session: core.require(session.view(attempt), attempt.capture_key).summary(),
+                _unchanged,
             )
 
         loop = asyncio.get_running_loop()
@@ -189,7 +190,7 @@ class Ledger:
         while True:
             left_s = max(0.0, deadline - loop.time())
             was_final = await self._watch.wait(attempt, look, wait_s=left_s)
-            shown = await self._run(lambda session: session.show(attempt))
+            shown = await self._run(lambda session: session.show(attempt), _unchanged)
             # An open attempt may have got another call since.
             if not was_final or not shown.pending_call_ids or shown.state == SEALED:
                 return shown
@@ -202,7 +203,7 @@ class Ledger:
         Each page is a snapshot of its own: the log only grows, and rows behind the shown revision
         are left out, so the pages fit each other and a slow reader pins nothing.
         """
-        shown = await self._run(lambda session: session.show(attempt))
+        shown = await self._run(lambda session: session.show(attempt), _unchanged)
         yield shown
         revision = 0
         while revision < shown.revision:
@@ -223,45 +224,59 @@ class Ledger:
             session.apply(attempt, view, decide(view, attempt.capture_key))
             return session.show(attempt)
 
-        return await self._run(run, reserve=True)
+        return await self._run(run, _unchanged, reserve=True)
 
-    async def _apply(
+    def _apply(
         self,
         attempt: AttemptKey,
         decide: Callable[[AttemptView | None], Decision[T]],
         *,
         reserve: bool = False,
-    ) -> T:
+    ) -> asyncio.Future[T]:
         def run(session: _Session) -> Decision[T]:
             view = session.view(attempt)
             return session.apply(attempt, view, decide(view))
 
-        decision = await self._run(run, reserve=reserve)
-        if decision.refusal is not None:
-            raise decision.refusal
-        return decision.answer
+        return self._run(run, _answer_of, reserve=reserve)
 
-    async def _run(self, fn: Callable[[_Session], T], *, reserve: bool = False) -> T:
+    def _run(
+        self,
+        fn: Callable[[_Session], T],
+        answer_of: Callable[[T], AnswerT],
+        *,
+        reserve: bool = False,
+    ) -> asyncio.Future[AnswerT]:
         """Run a function in a transaction; a caller that goes away does not undo it."""
-        task = asyncio.ensure_future(self._write(fn, reserve=reserve))
-        self._writes.add(task)
-        task.add_done_callback(self._written)
-        return await asyncio.shield(task)
 
-    async def _write(self, fn: Callable[[_Session], T], *, reserve: bool) -> T:
         def run(log: LogWriter) -> tuple[T, dict[AttemptKey, AttemptSummary]]:
             session = _Session(log, self._views)
             return fn(session), session.changed
 
-        result, changed = await self._store.write(run, reserve=reserve)
-        for attempt, summary in changed.items():
-            self._watch.publish(attempt, summary)
-        return result
+        def written(outcome: tuple[T, dict[AttemptKey, AttemptSummary]]) -> AnswerT:
+            result, changed = outcome
+            for attempt, summary in changed.items():
+                self._watch.publish(attempt, summary)
+            return answer_of(result)
 
-    def _written(self, task: asyncio.Task[object]) -> None:
-        self._writes.discard(task)
-        if not task.cancelled():
-            task.exception()  # its caller may be gone; then nobody else looks at it
+        future = self._store.submit(run, written, reserve=reserve)
+        self._writes.add(cast("asyncio.Future[object]", future))
+        future.add_done_callback(self._written)
+        return future
+
+    def _written(self, future: asyncio.Future[AnswerT]) -> None:
+        self._writes.discard(cast("asyncio.Future[object]", future))
+        if not future.cancelled():
+            future.exception()  # its caller may be gone; then nobody else looks at it
+
+
+def _unchanged(result: T) -> T:
+    return result
+
+
+def _answer_of(decision: Decision[T]) -> T:
+    if decision.refusal is not None:
+        raise decision.refusal
+    return decision.answer
 
 
 def _first_answer(log: LogReader, attempt: AttemptKey) -> attempt_pb2.Attempt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeAlias, TypeVar, cast
 
@@ -137,19 +138,19 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         """Say whether a call committed or failed."""
         return pb.HasRowsResponse(has_rows=await self._ledger.has_rows(_key(request)))
 
-    async def _record_intent(
+    def _record_intent(
         self, context: item_pb2.ItemContext, intent: attempt_pb2.CallIntent
-    ) -> capture_admission_pb2.Verdict:
-        return await self._ledger.record_intent(context.tenant, intent)
+    ) -> asyncio.Future[capture_admission_pb2.Verdict]:
+        return self._ledger.record_intent(context.tenant, intent)
 
-    async def _commit_call(
+    def _commit_call(
         self, context: item_pb2.ItemContext, entry: attempt_pb2.ManifestEntry
-    ) -> pb.CommittedEntry:
+    ) -> asyncio.Future[pb.CommittedEntry]:
         which = entry.WhichOneof("entry")
         if which == "record":
-            return await self._ledger.commit_record(context.tenant, entry.record)
+            return self._ledger.commit_record(context.tenant, entry.record)
         if which == "failure":
-            return await self._ledger.commit_failure(context.tenant, entry.failure)
+            return self._ledger.commit_failure(context.tenant, entry.failure)
         raise malformed(entry.DESCRIPTOR.full_name, "entry: neither a record nor a failure")
 
 

@@ -8,6 +8,8 @@ inside a transaction that is not its own.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.attempt import AttemptKey
 
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT")
 
 DATABASES: Final = ("events", "rollouts")
 _EVENTS, _ROLLOUTS = DATABASES
@@ -75,13 +78,17 @@ class LogWriter(LogReader, Protocol):
 class LedgerStore(Protocol):
     """Where the logs are kept."""
 
-    async def write(self, fn: Callable[[LogWriter], T], *, reserve: bool) -> T:
-        """Run a function in a transaction; give its value when that is durable.
+    def submit(
+        self, fn: Callable[[LogWriter], T], answer_of: Callable[[T], AnswerT], *, reserve: bool
+    ) -> asyncio.Future[AnswerT]:
+        """Run a function in a transaction; give the answer made of its value once it is durable.
 
-        A function that raises has appended nothing. It may run more than once.
+        A function that raises has appended nothing. It may run more than once. Cancelling the
+        future undoes nothing.
 
         Args:
             fn: reads and appends.
+            answer_of: makes the answer, on the event loop; runs even if nobody waits any more.
             reserve: whether it may go beyond the quota, because it ends work that has begun.
         """
         ...
@@ -116,9 +123,11 @@ class LmdbLedgerStore:
         if self._opened is not None:
             await self._opened.close()
 
-    async def write(self, fn: Callable[[LogWriter], T], *, reserve: bool) -> T:
-        """Run a function in a transaction; give its value when that is durable."""
-        return await self._store.write(lambda txn: fn(_LmdbWriter(txn)), reserve=reserve)
+    def submit(
+        self, fn: Callable[[LogWriter], T], answer_of: Callable[[T], AnswerT], *, reserve: bool
+    ) -> asyncio.Future[AnswerT]:
+        """Run a function in a transaction; give the answer made of its value once durable."""
+        return self._store.submit(lambda txn: fn(_LmdbWriter(txn)), answer_of, reserve=reserve)
 
     def read(self, fn: Callable[[LogReader], T]) -> T:
         """Run a function over what is durable now."""
@@ -194,6 +203,7 @@ class _LmdbWriter(_LmdbReader):
         self._txn.put(_ROLLOUTS, request, number)
 
 
+@functools.lru_cache(maxsize=4096)
 def _hash(text: str, size: int) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:size]
 

@@ -6,6 +6,7 @@ id: at most 160 bytes, and all calls of an attempt side by side.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from dataclasses import dataclass
@@ -61,5 +62,6 @@ class CallEntry:
         return cls(segment, offset, size, checksum, CallLink(parent_call_id, prev_len, delta_len))
 
 
+@functools.lru_cache(maxsize=4096)
 def _hash(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()[:HASH_BYTES]

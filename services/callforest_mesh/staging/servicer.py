@@ -115,14 +115,11 @@ class StagingServicer(rpc.StagingServiceServicer):
         """Wait until the teardowns that have begun are done."""
         await asyncio.gather(*self._teardowns, return_exceptions=True)
 
-    async def _stage_call(
+    def _stage_call(
         self, context: item_pb2.ItemContext, call: staged_call_pb2.StagedCall
-    ) -> pb.StagedReceipt:
+    ) -> asyncio.Future[pb.StagedReceipt]:
         check_call(call)
-        receipt = await self._calls.put(context.tenant, call)
-        if not receipt.HasField("winner"):
-            self._staged_bytes.add(call.ByteSize())
-        return receipt
+        return self._calls.put(context.tenant, call, self._staged_bytes.add)
 
     async def _fetch_prefix(
         self, context: item_pb2.ItemContext, query: pb.PrefixQuery

@@ -42,8 +42,18 @@ class StagedCalls:
     def __init__(self, opened: Callable[[], LmdbStore]) -> None:
         self._opened = opened
 
-    async def put(self, tenant: str, call: staged_call_pb2.StagedCall) -> pb.StagedReceipt:
+    def put(
+        self,
+        tenant: str,
+        call: staged_call_pb2.StagedCall,
+        staged: Callable[[int], None] = lambda _size: None,
+    ) -> asyncio.Future[pb.StagedReceipt]:
         """Store a checked call unless one has its id; answer when that is durable.
+
+        Args:
+            tenant: owns the call.
+            call: the call.
+            staged: told the bytes of a call that was stored, once it is durable.
 
         Raises:
             Refusal: PARTITION_DROPPED, STORE_FULL, STORE_CORRUPT, OVERLOADED, DRAINING.
@@ -66,10 +76,13 @@ class StagedCalls:
             txn.put(CALLS, key, entry.to_bytes())
             return None
 
-        stored = await self._opened().write(put_if_absent)
-        return receipt_of(
-            call, None if stored is None else staged_call_pb2.StagedCall.FromString(stored)
-        )
+        def receipt(stored: bytes | None) -> pb.StagedReceipt:
+            if stored is None:
+                staged(len(payload))
+                return receipt_of(call, None)
+            return receipt_of(call, staged_call_pb2.StagedCall.FromString(stored))
+
+        return self._opened().submit(put_if_absent, receipt)
 
     def prefix(self, tenant: str, query: pb.PrefixQuery) -> pb.Prefix:
         """Read the deltas that lead to a call, less what the caller holds.

@@ -44,16 +44,21 @@ class ChatMlTemplate:
         Raises:
             EngineRefusalError: a message has no role, or content that is no text.
         """
-        vocabulary = ByteVocabulary()
-        pieces: list[TokenIds] = []
-        begin, end = np.array([TURN_BEGIN], np.uint32), np.array([TURN_END], np.uint32)
+        text = bytearray()
+        begins: list[int] = []
+        ends: list[int] = []
         for message in messages:
-            opening = vocabulary.encode(f"{message.get('role')}\n")
-            pieces += [begin, opening, vocabulary.encode(text_of(message)), end]
-            pieces.append(vocabulary.encode("\n"))
+            begins.append(len(text))
+            text += f"\0{message.get('role')}\n{text_of(message)}".encode("utf-8", "replace")
+            ends.append(len(text))
+            text += b"\0\n"
         if add_generation_prompt:
-            pieces += [begin, vocabulary.encode("assistant\n")]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+            begins.append(len(text))
+            text += b"\0assistant\n"
+        token_ids = np.frombuffer(text, np.uint8).astype(np.uint32)
+        token_ids[begins] = TURN_BEGIN
+        token_ids[ends] = TURN_END
+        return token_ids
 
 
 def text_of(message: Message) -> str:

@@ -33,6 +33,7 @@ from callforest_mesh.worker.engine import (
 from callforest_mesh.worker.scripted_body import ScriptedBody, read_scripted_body, write_completion
 
 _RECORDED_MAX: Final = 4096
+_LOGPROB_STEP: Final = np.float32(3.0 / 2**32)
 
 
 class Vocabulary(Protocol):
@@ -251,7 +252,6 @@ class ScriptedEngine:
         count = len(token_ids) if turn.reported_count is None else turn.reported_count
         text = self.vocabulary.decode(token_ids)
         message: dict[str, object] = {"content": text} if turn.message is None else {**turn.message}
-        tokens = [self.vocabulary.decode(token_ids[i : i + 1]) for i in range(len(token_ids))]
         response = write_completion(
             call_id=request.call_id,
             created=request.created,
@@ -259,9 +259,7 @@ class ScriptedEngine:
             message=message,
             finish_reason=turn.finish_reason,
             token_counts=(len(prompt), count),
-            token_logprobs=list(zip(tokens, logprobs.tolist(), strict=False))
-            if body.logprobs
-            else None,
+            token_logprobs=self._scored(token_ids, logprobs) if body.logprobs else None,
         )
         return EngineResult(
             prompt_ids=prompt,
@@ -276,6 +274,11 @@ class ScriptedEngine:
             logprobs_mode=self.options.logprobs_mode,
             prefix_refused=refused,
         )
+
+    def _scored(self, token_ids: TokenIds, logprobs: Logprobs) -> list[tuple[str, float]]:
+        """Give the text of each token with its log-probability."""
+        tokens = [self.vocabulary.decode(token_ids[i : i + 1]) for i in range(len(token_ids))]
+        return list(zip(tokens, logprobs.tolist(), strict=False))
 
 
 def pseudo_random_turn(
@@ -297,11 +300,16 @@ def pseudo_random_turn(
         letters: the ids to choose from.
         terminator: ends the turn.
     """
-    digest = hashlib.sha256(seed.encode() + prompt.astype("<u4").tobytes()).digest()
-    chance = random.Random(digest)  # noqa: S311 - a script, no secrets
-    size = chance.randint(*sizes)
-    sampled = [int(chance.choice(letters)) for _ in range(size)] + [terminator]
-    logprobs = [-chance.uniform(0.01, 3.0) for _ in sampled]
+    chance = hashlib.sha256(seed.encode())
+    chance.update(prompt.astype("<u4", copy=False).data)
+    least, most = sizes
+    # Of the hash's output: the turn's size, then a letter and a log-probability for each token.
+    drawn = np.frombuffer(hashlib.shake_128(chance.digest()).digest(8 * (most + 2)), "<u4")
+    size = least + int(drawn[0]) % (most - least + 1)
+    sampled = np.empty(size + 1, np.uint32)
+    sampled[:size] = letters[drawn[1 : size + 1] % len(letters)]
+    sampled[size] = terminator
+    logprobs = -0.01 - drawn[most + 1 : most + 2 + size].astype(np.float32) * _LOGPROB_STEP
     if len(sampled) > limit:
         return ScriptedTurn(sampled[:limit], logprobs[:limit], "length")
     return ScriptedTurn(sampled, logprobs)

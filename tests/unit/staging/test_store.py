@@ -262,11 +262,12 @@ async def test_a_dropped_partition_takes_nothing_more(
 
 async def test_a_drop_and_a_stage_in_one_commit_agree(staged: StagedCalls) -> None:
     call = Chain().add()
+
+    async def put() -> pb.StagedReceipt:
+        return await staged.put(TENANT, call)
+
     before, dropped, after = await asyncio.gather(
-        staged.put(TENANT, call),
-        staged.drop(TENANT, KEY),
-        staged.put(TENANT, call),
-        return_exceptions=True,
+        put(), staged.drop(TENANT, KEY), put(), return_exceptions=True
     )
     assert before.coords == coords_of(call)
     assert dropped == 1
