@@ -21,6 +21,7 @@ from callforest_mesh.trainer.core import (
     RolloutOutcome,
     advantages_by_rollout,
 )
+from callforest_mesh.trainer.sampling import sampling_fault
 
 _ID_BYTES = np.dtype("<u4")
 _LOGPROB_BYTES = np.dtype("<f4")
@@ -64,6 +65,23 @@ class StepInput:
     dropped_group_count: int
 
 
+class SamplingMismatchError(Exception):
+    """A call was not sampled from the distribution that the learner scores.
+
+    Attributes:
+        group_id: the group.
+        call_id: the call.
+    """
+
+    def __init__(self, group_id: str, call_id: str, fault: str) -> None:
+        super().__init__(
+            f"group {group_id}: call {call_id} was sampled with other parameters than the learner"
+            f" scores ({fault}); sample for training at temperature 1, untruncated"
+        )
+        self.group_id = group_id
+        self.call_id = call_id
+
+
 def gather_step(
     batches: Sequence[group_batch_pb2.GroupBatch], options: AdvantageOptions
 ) -> StepInput:
@@ -71,6 +89,7 @@ def gather_step(
 
     Raises:
         GroupDefectError: a group contradicts itself.
+        SamplingMismatchError: a call that trains was sampled from another distribution.
         AdvantageRefusedError: a group cannot be scored.
     """
     trained = [batch for batch in batches if not batch.drop_reason]
@@ -241,6 +260,8 @@ def _check_selected(
                 f"row {row.row_id}: the receipt of {owner.rollout_id} does not select"
                 f" call {call.call_id} as it is",
             )
+        if fault := sampling_fault(call.extras):
+            raise SamplingMismatchError(batch.group_id, call.call_id, fault)
 
 
 def _segment(

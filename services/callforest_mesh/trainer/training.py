@@ -30,7 +30,12 @@ from callforest_mesh.trainer.journal import TrainerJournal
 from callforest_mesh.trainer.learner.process import LearnerLostError, LearnerProcess
 from callforest_mesh.trainer.measures import batch_links, step_attributes
 from callforest_mesh.trainer.options import TrainerOptions
-from callforest_mesh.trainer.rows import GroupDefectError, StepInput, gather_step
+from callforest_mesh.trainer.rows import (
+    GroupDefectError,
+    SamplingMismatchError,
+    StepInput,
+    gather_step,
+)
 
 _LOG = logging.getLogger("callforest")
 _REPEAT_S = 0.5
@@ -43,6 +48,7 @@ _SAYABLE = (
     BatchRefusedError,
     CallforestError,
     GroupDefectError,
+    SamplingMismatchError,
     LearnerLostError,
     OSError,
     ValueError,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from callforest.capture.v1 import group_batch_pb2, staged_call_pb2
+from callforest_core.custody.extras import EMPTY_EXTRAS
 
 TRAINING = group_batch_pb2.ROW_KIND_TRAINING
 PLACEHOLDER = group_batch_pb2.ROW_KIND_PLACEHOLDER
@@ -37,6 +38,7 @@ class Rollout:
 
 def staged(rollout_id: str, call: Call) -> staged_call_pb2.StagedCall:
     message = staged_call_pb2.StagedCall(
+        extras=EMPTY_EXTRAS,
         capture_key=rollout_id,
         call_id=call.call_id,
         parent_call_id=call.parent,

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from callforest.capture.v1 import group_batch_pb2
+from callforest_core.custody.extras import encode_extras
 from callforest_mesh.trainer.core import (
     AdvantageOptions,
     AdvantageRefusedError,
     MaskedRewardPolicy,
 )
-from callforest_mesh.trainer.rows import GroupDefectError, gather_step
+from callforest_mesh.trainer.rows import GroupDefectError, SamplingMismatchError, gather_step
 from tests.unit.trainer.batches import (
     PADDING,
     PLACEHOLDER,
@@ -232,3 +233,12 @@ def test_a_rollout_without_a_row_is_refused() -> None:
 def test_a_rollout_in_two_groups_is_refused() -> None:
     with pytest.raises(AdvantageRefusedError, match="r0"):
         gather_step([make_batch(1, linear("r0", 1.0)), make_batch(2, linear("r0", 1.0))], RAW)
+
+
+def test_a_call_sampled_otherwise_stops_training_and_is_named() -> None:
+    batch = make_batch(1, linear("r0", 1.0), linear("r1", 0.0))
+    sampled = {"sampling": {"temperature": 0.7}, "logprobs_mode": "raw_logprobs"}
+    batch.segments[0].extras = encode_extras(sampled)
+    with pytest.raises(SamplingMismatchError, match=r"temperature is 0\.7") as caught:
+        gather_step([batch], RAW)
+    assert caught.value.call_id == batch.segments[0].call_id

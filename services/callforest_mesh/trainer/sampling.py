@@ -1,0 +1,52 @@
+"""Whether a call was sampled from the distribution that the learner scores.
+
+The learner scores the model's own distribution, at temperature 1 and untruncated. A call that was
+sampled from another one (another temperature, a truncated or masked or penalised one) would be
+trained with importance ratios that are silently wrong, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from callforest_core.custody.errors import ExtrasError
+from callforest_core.custody.extras import ExtrasValue, decode_extras
+
+_NEUTRAL: Final[Mapping[str, tuple[ExtrasValue, ...]]] = {
+    "temperature": (1, 1.0),
+    "top_p": (1, 1.0),
+    "top_k": (0, -1),
+    "min_p": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "min_tokens": (0,),
+    "structured_outputs": (False,),
+    "logit_bias": (),
+    "bad_words": (),
+    "allowed_token_ids": (),
+}
+"""The values that leave the distribution as it is; a parameter without any must be absent."""
+
+
+def sampling_fault(extras: bytes) -> str:
+    """Say what in a call's extras is not the learner's distribution; "" when nothing is.
+
+    Extras that state no sampling, as those of a peer's records, are taken at their word.
+
+    Args:
+        extras: the canonical encoding of the call's extras.
+    """
+    try:
+        stated = decode_extras(extras)
+    except ExtrasError as error:
+        return f"unreadable extras: {error}"
+    sampling = stated.get("sampling") if stated else None
+    if not isinstance(sampling, dict):
+        return ""
+    for name, neutral in _NEUTRAL.items():
+        value = sampling.get(name)
+        if value is not None and value not in neutral:
+            return f"{name} is {value!r}"
+    return ""
