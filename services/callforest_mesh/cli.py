@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_conformance(commands)
 
     demo = commands.add_parser("demo", help="one real loop, from harness to optimizer step")
+    demo.add_argument(
+        "--model", choices=("tiny", "smollm2"), default="tiny", help="random, or a real one of 135M"
+    )
     demo.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
     demo.add_argument("--learning-rate", type=float, metavar="RATE", help="0 learns nothing")
     demo.add_argument("--seed", type=int, metavar="N", help="of model, engine and learner")
@@ -201,21 +204,18 @@ def _conformance_evaluate(parsed: argparse.Namespace) -> int:
 
 
 def _demo(parsed: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     from callforest_mesh.demo.loop import DemoFailedError
+    from callforest_mesh.demo.policy import POLICIES
     from callforest_mesh.demo.run import DemoOptions
     from callforest_mesh.demo.run import main as run_demo
+    from callforest_mesh.demo.smollm2 import ModelAbsentError
     from callforest_mesh.supervisor import SupervisionError
 
-    names = ("learning_rate", "seed", "state", "out")
+    names = ("steps", "learning_rate", "seed", "state", "out")
     given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
-    options = replace(DemoOptions(), **given)
-    if parsed.steps is not None:
-        options = replace(options, loop=replace(options.loop, steps=parsed.steps))
     try:
-        return run_demo(options)
-    except (DemoFailedError, SupervisionError) as error:
+        return run_demo(DemoOptions(policy=POLICIES[parsed.model], **given))
+    except (DemoFailedError, ModelAbsentError, SupervisionError) as error:
         return _complain(str(error), NO)
 
 

@@ -15,7 +15,6 @@ import openai
 from openai.types.chat import ChatCompletionMessageParam
 
 _DIGIT = re.compile(r"[0-9]")
-_SYSTEM = "Count up. Answer in digits."
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +22,13 @@ class GameOptions:
     """How the game is played.
 
     Attributes:
+        system: the system message.
         turns: model calls of one rollout.
         answer_tokens: most tokens of an answer.
         temperature: of the sampling.
     """
 
+    system: str = "Count up. Answer in digits."
     turns: int = 3
     answer_tokens: int = 16
     temperature: float = 1.0
@@ -76,7 +77,7 @@ async def play(
         openai.OpenAIError: a call failed.
     """
     messages: list[ChatCompletionMessageParam] = [
-        {"role": "system", "content": _SYSTEM},
+        {"role": "system", "content": options.system},
         {"role": "user", "content": opening},
     ]
     answers: list[str] = []

@@ -21,7 +21,6 @@ from callforest_client.trainer import TrainerClient
 from callforest_mesh.demo.harness import GameOptions, Played, play
 
 _LOG = logging.getLogger("callforest")
-_OPENINGS = ("Start at one.", "Begin: 1 2 3", "Your number?", "Go 0 1 2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class LoopOptions:
         groups_per_step: groups of one step.
         rollouts_per_group: logical rollouts of one group.
         attempts: tries at a rollout whose harness fails.
+        openings: first user messages; each group of a step takes the next one.
         game: how a rollout is played.
         step_timeout_s: how long a step may take, from its last group to its metrics.
     """
@@ -45,6 +45,7 @@ class LoopOptions:
     groups_per_step: int = 4
     rollouts_per_group: int = 8
     attempts: int = 3
+    openings: tuple[str, ...] = ("Start at one.", "Begin: 1 2 3", "Your number?", "Go 0 1 2")
     game: GameOptions = field(default_factory=GameOptions)
     step_timeout_s: float = 120.0
 
@@ -116,7 +117,7 @@ class DemoLoop:
 
     async def _play_group(self, step: int, number: int) -> list[_Finished]:
         group_id = f"{self._options.run}-s{step}-g{number}"
-        opening = _OPENINGS[number % len(_OPENINGS)]
+        opening = self._options.openings[number % len(self._options.openings)]
         slots = range(self._options.rollouts_per_group)
         finished = await asyncio.gather(
             *(self._play_rollout(group_id, slot, opening) for slot in slots)

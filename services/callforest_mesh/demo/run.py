@@ -1,7 +1,7 @@
 """`callforest demo`: sets everything up on real parts, trains, and shows it.
 
-All services as processes of their own, vLLM with a tiny random model in a child of the worker,
-Megatron in a child of the trainer, and an ordinary harness.
+All services as processes of their own, vLLM in a child of the worker, Megatron in a child of the
+trainer, and an ordinary harness.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import socket
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -35,8 +35,8 @@ from callforest_mesh.demo.loop import (
     count_masked,
     reward_gain,
 )
+from callforest_mesh.demo.policy import TINY, Policy
 from callforest_mesh.supervisor import Supervisor
-from callforest_mesh.worker.tiny_model import make_tiny_model
 
 _LOG = logging.getLogger("callforest")
 _HEADER = (
@@ -50,18 +50,32 @@ class DemoOptions:
     """How the demo runs.
 
     Attributes:
-        state: its state directory; what an earlier demo left there is removed.
+        policy: the model that is served and trained.
+        state: its state directory; what an earlier demo left there is removed, but for a
+            checkpoint that takes long to make.
         out: where the pictures go.
-        learning_rate: 0 shows that nothing is learnt without one.
-        seed: of the model, the engine and the learner.
-        loop: how much is played.
+        learning_rate: instead of the policy's; 0 shows that nothing is learnt without one.
+        steps: optimizer steps, instead of the policy's.
+        seed: of a random model, the engine and the learner.
     """
 
+    policy: Policy = TINY
     state: Path = Path(".state/demo")
     out: Path = Path("build/demo")
-    learning_rate: float = 0.015
+    learning_rate: float | None = None
+    steps: int | None = None
     seed: int = 0
-    loop: LoopOptions = field(default_factory=lambda: LoopOptions(run="demo", model="policy"))
+
+    @property
+    def loop(self) -> LoopOptions:
+        """How much is played."""
+        steps = self.policy.loop.steps if self.steps is None else self.steps
+        return replace(self.policy.loop, steps=steps)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate in use."""
+        return self.policy.learning_rate if self.learning_rate is None else self.learning_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,7 @@ class DemoSummary:
             "capture_ms_p50": sorted(r.overhead_ms_p50 for r in self.reports)[len(metrics) // 2],
             "setup_s": round(self.setup_seconds, 1),
             "train_s": round(self.seconds, 1),
+            "step_s": round(self.seconds / len(metrics), 1),
         }
 
 
@@ -116,9 +131,10 @@ async def run_demo(options: DemoOptions) -> DemoSummary:
         SupervisionError: a service cannot be kept running; its log on standard error says why.
     """
     began = time.monotonic()
-    shutil.rmtree(options.state, ignore_errors=True)
-    options.state.mkdir(parents=True)
-    model = make_tiny_model(options.state / "model", seed=options.seed)
+    _clear(options.state, keep=options.policy.kept)
+    if options.policy.note:
+        _say(options.policy.note)
+    model = options.policy.make(options.state, options.seed)
     file = _write_configuration(options, model)
     configuration = load(file)
     supervisor = Supervisor(configuration, ["--config", str(file)])
@@ -144,6 +160,7 @@ async def run_demo(options: DemoOptions) -> DemoSummary:
             _show(report)
         await clients.trainer().checkpoint()
         done = time.monotonic()
+        _say(f"{len(reports)} steps in {done - ready:.0f} s")
         await _draw(options, clients, reports)
     return DemoSummary(tuple(reports), done - ready, ready - began)
 
@@ -167,6 +184,18 @@ async def _start(supervisor: Supervisor, configuration: MeshConfiguration) -> No
             task.cancel()
 
 
+def _clear(state: Path, *, keep: str) -> None:
+    """Make the directory, and empty it but for the entry of this name."""
+    state.mkdir(parents=True, exist_ok=True)
+    for entry in state.iterdir():
+        if entry.name == keep:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
 def _write_configuration(options: DemoOptions, model: Path) -> Path:
     """Write the mesh's configuration, on ports that are free now."""
     ports = _free_ports(len(SERVICES) + 1)
@@ -182,12 +211,13 @@ def _write_configuration(options: DemoOptions, model: Path) -> Path:
                 "model": str(model.absolute()),
                 "served_model_name": loop.model,
                 "dtype": "float32",
+                "context_token_count": options.policy.context_token_count,
                 "seed": options.seed,
             },
         },
         "trainer": {
             "groups_per_step": loop.groups_per_step,
-            "learning_rate": options.learning_rate,
+            "learning_rate": options.rate,
             "seed": options.seed,
         },
     }
