@@ -15,7 +15,6 @@ few scans find; only then does the slower, exact writer run:
 
 import json
 import math
-import re
 from json.encoder import encode_basestring as _quoted
 
 MIN_INTEGER = -(2**63)
@@ -23,7 +22,8 @@ MAX_INTEGER = 2**64 - 1
 MAX_DEPTH = 254
 
 # A 19-digit run may be an integer out of range, `e-0` a float in the standard library's style.
-_SUSPECT = re.compile(r"\d{19}|e-0")
+_DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_RUN = b"0" * 19
 
 _STANDARD = json.JSONEncoder(
     ensure_ascii=False,
@@ -49,15 +49,32 @@ def canonical_json(value: object) -> str:
     more than 254 deep, and for anything that is not parsed JSON. Keys are taken to be strings:
     a JSON parser makes no others.
     """
+    if type(value) is dict and all(type(member) is str for member in value.values()):
+        # Most items of a conversation: without numbers and containers, nothing can differ.
+        pairs = [f"{_quoted(name)}:{_quoted(value[name])}" for name in sorted(value)]
+        return _encodable(f"{{{','.join(pairs)}}}")
     try:
         text = _STANDARD.encode(value)
     except (ValueError, RecursionError):
         return _encodable(_exact_text(value, MAX_DEPTH))
     except TypeError as error:
         raise CanonicalJsonError("not a JSON value") from error
-    if _SUSPECT.search(text) is not None or text.count("[") + text.count("{") > MAX_DEPTH:
+    if _is_suspect(text):
         text = _exact_text(value, MAX_DEPTH)
     return _encodable(text)
+
+
+def _is_suspect(text: str) -> bool:
+    """Whether the standard library's text may be another one than the canonical.
+
+    Substring scans: a regular expression takes twenty times as long, and this reads every
+    conversation at every call.
+    """
+    if "e-0" in text or text.count("[") + text.count("{") > MAX_DEPTH:
+        return True
+    # Only ASCII digits make a number; half a surrogate pair has no other encoding.
+    encoded = text.encode("utf-8", "surrogatepass")
+    return _LONG_RUN in encoded.translate(_DIGITS_AS_ZEROS)
 
 
 def canonical_arguments(value: object) -> str:

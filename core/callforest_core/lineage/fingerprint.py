@@ -109,6 +109,15 @@ class ConversationScan:
             model_authored = is_model_authored(known)
             if not (model_authored or readable):
                 continue
+            plain = _plain_fields(known)
+            if plain is not None and readable:
+                role, kind, text = plain
+                if model_authored:
+                    authored = True
+                    assistant.update(b"\0" + kind + b"\1" + text)
+                context.update(b"\0" + role + b"\1" + kind + b"\2" + text)
+                digests.append(context.digest())
+                continue
             try:
                 content = _read(known)
             except UnreadableItemError:
@@ -168,6 +177,33 @@ class _Content(NamedTuple):
 
     parts: list[tuple[str, str]]
     calls: list[_Call]
+
+
+def _plain_fields(item: dict[str, object]) -> tuple[bytes, bytes, bytes] | None:
+    """Encode role, kind and text of an item that has a role and a text alone, else None.
+
+    Nearly every item of a conversation is one, and a request brings all of them again. The
+    encodings are those of `_field` without their tags.
+    """
+    if len(item) != 2:
+        return None
+    role, content = item.get("role"), item.get("content")
+    if type(role) is not str or type(content) is not str:
+        return None
+    if not role or not content or role == "tool":
+        return None
+    try:
+        return _untagged(role), _TEXT_KIND, _untagged(content)
+    except UnicodeEncodeError:
+        return None
+
+
+def _untagged(text: str) -> bytes:
+    encoded = text.encode("utf-8")
+    return len(encoded).to_bytes(8, "big") + encoded
+
+
+_TEXT_KIND = _untagged("text")
 
 
 def _extend(

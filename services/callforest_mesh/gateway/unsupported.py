@@ -90,14 +90,17 @@ def refuse_turns(turns: list[Item], where: str) -> None:
         HttpRefusal: 400 `unsupported_value`, with the first place at fault.
     """
     for index, turn in enumerate(turns):
-        for name in sorted(TOKEN_FIELDS & turn.keys()):
+        named = [] if TOKEN_FIELDS.isdisjoint(turn) else sorted(TOKEN_FIELDS & turn.keys())
+        for name in named:
             if turn[name] is not None:
                 raise unsupported(
                     f"{where}[{index}].{name}", "Tokens are the server's own; callers send text."
                 )
         for field in ("content", "output"):
             parts = turn.get(field)
-            for number, part in enumerate(parts if isinstance(parts, list) else []):
+            if not isinstance(parts, list):
+                continue
+            for number, part in enumerate(parts):
                 if isinstance(part, dict) and _is_media(part):
                     raise unsupported(
                         f"{where}[{index}].{field}[{number}]",
