@@ -11,6 +11,8 @@ INSTALLED := .venv/installed
 BUILD := build
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+DEPTH ?=
+export DEPTH
 
 .PHONY: help
 help: ## List the targets
@@ -67,7 +69,20 @@ requirements: install ## Write docs/requirements.md from the tests' markers
 
 .PHONY: bench
 bench: install ## Run every benchmark
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@for file in benchmarks/[a-z]*.py; do name=$${file##*/}; echo "== $$name"; \
+		$(BIN)/python -m "benchmarks.$${name%.py}"; done
+
+.PHONY: kill
+kill: install ## Kill services under load (DEPTH=n for more kills)
+	@$(BIN)/pytest -q -s tests/robustness/test_kill.py
+
+.PHONY: powercut
+powercut: install ## Replay power cuts on Staging's store (DEPTH=n images, 500 by default)
+	@$(BIN)/python -m tests.robustness.powercut --images $(or $(DEPTH),500)
+
+.PHONY: fuzz
+fuzz: install ## Send malformed requests to every RPC and route (DEPTH=n messages)
+	@$(BIN)/pytest -q -s tests/robustness/test_fuzz.py
 
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)
