@@ -6,6 +6,7 @@ what it says after the death is what the process had in work when it died.
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import struct
 from collections.abc import Iterator
@@ -47,6 +48,11 @@ class Gauge:
             yield
         finally:
             self.show(self._in_flight - 1, self._finished + 1)
+
+    def follow(self, answering: asyncio.Future[object]) -> None:
+        """Count a call until its answer is there."""
+        self.show(self._in_flight + 1, self._finished)
+        answering.add_done_callback(lambda _: self.show(self._in_flight - 1, self._finished + 1))
 
     def show(self, in_flight: int, finished: int) -> None:
         """Write the counts down."""

@@ -92,7 +92,7 @@ class Victims(Supervisor):
         flaw: str = "",
     ) -> None:
         variables = (
-            f"PYTHONPATH={ROOT}",
+            f"PYTHONPATH={os.pathsep.join((str(ROOT), os.environ.get('PYTHONPATH', '')))}",
             "OMP_NUM_THREADS=1",
             f"TMPDIR={scratch}",
             f"{FLAW_VARIABLE}={flaw}",

@@ -1,7 +1,7 @@
 """A service's process as it always is, but that it counts what it has in work, to be killed.
 
 It runs the project's own command line. What is counted are calls that change something: items of
-the streams of staging, ledger, admission and worker, the finalizer's calls, the gateway's requests.
+the streams of staging, ledger, admission and worker, the finalizer's calls, the gateway's calls.
 The trainer has no calls to answer, so its groups are counted: taken and not yet trained. What the
 trainer does that its death could undo is written into a diary.
 
@@ -13,7 +13,6 @@ Usage: python -m tests.robustness.victim DIRECTORY serve NAME ...
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import sys
 from contextlib import AbstractContextManager, ExitStack
@@ -42,9 +41,10 @@ def count_items(gauge: Gauge) -> None:
             original(self, spec, handler, **named)
             return
 
-        async def counted(context, payload):
-            with gauge.call():
-                return await handler(context, payload)
+        def counted(context, payload):
+            answering = asyncio.ensure_future(handler(context, payload))
+            gauge.follow(answering)
+            return answering
 
         original(self, spec, counted, **named)
 
@@ -65,18 +65,17 @@ def count_calls(gauge: Gauge) -> None:
     CallCounter._place = place
 
 
-def count_requests(gauge: Gauge) -> None:
-    """Count the calls of harnesses at the edge."""
+def count_lives(gauge: Gauge) -> None:
+    """Count the calls of harnesses, from their intent to their row."""
     from callforest_mesh.gateway.calls import Calls
 
-    original = Calls.serve
+    original = Calls._live
 
-    @functools.wraps(original)
-    async def serve(self, *given, **named):
+    async def live(self, life):
         with gauge.call():
-            return await original(self, *given, **named)
+            return await original(self, life)
 
-    Calls.serve = serve
+    Calls._live = live
 
 
 def serve_too_early() -> None:
@@ -171,7 +170,7 @@ def main() -> int:
     directory, name = Path(sys.argv[1]), sys.argv[3]
     gauge = Gauge(gauge_file(directory, name, os.getpid()))
     if name == "gateway":
-        count_requests(gauge)
+        count_lives(gauge)
     elif name == "trainer":
         count_groups(Groups(gauge), Diary(directory / DIARY))
     elif name == "finalizer":
