@@ -148,8 +148,8 @@ class LedgerClient:
         request = pb.GetManifestRequest(tenant=self._tenant, capture_key=capture_key)
         attempt: attempt_pb2.Attempt | None = None
         entries: list[attempt_pb2.ManifestEntry] = []
-        pages = unary.stream(self._stub.GetManifest, request, timeout_s=self._timeout_s)
-        async for page in pages:
+        pages = await unary.read_all(self._stub.GetManifest, request, timeout_s=self._timeout_s)
+        for page in pages:
             if page.HasField("attempt"):
                 attempt = page.attempt
             entries.extend(page.entries)

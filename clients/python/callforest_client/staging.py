@@ -83,8 +83,8 @@ class StagingClient:
                 capture_key=capture_key,
                 call_ids=call_ids[start : start + CALLS_MAX],
             )
-            parts = unary.stream(self._stub.Fetch, request, timeout_s=self._timeout_s)
-            async for part in parts:
+            parts = await unary.read_all(self._stub.Fetch, request, timeout_s=self._timeout_s)
+            for part in parts:
                 which = part.WhichOneof("part")
                 if which == "call":
                     calls.append(part.call)

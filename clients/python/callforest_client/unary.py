@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import grpc
@@ -14,6 +14,7 @@ from callforest_client.errors import error_of_rpc
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
+AnswerT = TypeVar("AnswerT")
 
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
@@ -30,19 +31,50 @@ async def call(
 ) -> ResponseT:
     """Call a method; repeat it while the service is unavailable and time is left.
 
-    Repeats wait a random part of a delay that doubles from 50 ms to 1 s, so that the clients of a
-    restarted service do not come back together.
-
     Raises:
         RefusedError: the service refused.
         UnavailableError: no answer within `timeout_s`.
+    """
+
+    async def once(left_s: float) -> ResponseT:
+        return await method(request, timeout=left_s)
+
+    return await _repeated(once, timeout_s, repeatable=repeatable)
+
+
+async def read_all(
+    method: grpc.aio.UnaryStreamMultiCallable[RequestT, ResponseT],
+    request: RequestT,
+    *,
+    timeout_s: float,
+) -> list[ResponseT]:
+    """Read a whole answer that comes as a stream; begin anew while the service is unavailable.
+
+    Raises:
+        RefusedError: the service refused.
+        UnavailableError: no whole answer within `timeout_s`.
+    """
+
+    async def once(left_s: float) -> list[ResponseT]:
+        return [response async for response in method(request, timeout=left_s)]
+
+    return await _repeated(once, timeout_s, repeatable=True)
+
+
+async def _repeated(
+    once: Callable[[float], Awaitable[AnswerT]], timeout_s: float, *, repeatable: bool
+) -> AnswerT:
+    """Try until it works, is refused, or the time is up.
+
+    Repeats wait a random part of a delay that doubles from 50 ms to 1 s, so that the clients of a
+    restarted service do not come back together.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     backoff_s = _BACKOFF_FIRST_S
     while True:
         try:
-            return await method(request, timeout=max(0.001, deadline - loop.time()))
+            return await once(max(0.001, deadline - loop.time()))
         except grpc.aio.AioRpcError as error:
             pause_s = random.uniform(0, backoff_s)  # noqa: S311 - spreads load, guards nothing
             away = error.code() in _AWAY
