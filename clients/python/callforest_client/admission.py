@@ -60,6 +60,8 @@ class AdmissionClient:
 
     def for_tenant(self, tenant: str) -> AdmissionClient:
         """Give the same client for another tenant; streams are shared."""
+        if tenant == self._tenant:
+            return self
         other = copy.copy(self)
         other._tenant = tenant  # noqa: SLF001 - a copy of this very class
         return other

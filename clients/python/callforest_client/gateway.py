@@ -71,6 +71,8 @@ class GatewayClient:
 
     def for_tenant(self, tenant: str) -> GatewayClient:
         """Give the same client for another tenant; streams are shared."""
+        if tenant == self._tenant:
+            return self
         other = copy.copy(self)
         other._tenant = tenant  # noqa: SLF001 - a copy of this very class
         return other

@@ -133,7 +133,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             else:
                 await self._places.acquire()
             try:
-                pending = self._enqueue(payload, tenant, deadline, traceparent)
+                pending = self._enqueue(loop, payload, tenant, deadline, traceparent)
                 # A timer costs a tenth of a timeout, which also looks after its task.
                 timer = loop.call_at(deadline, _expire, pending)
                 try:
@@ -158,6 +158,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
 
     def _enqueue(
         self,
+        loop: asyncio.AbstractEventLoop,
         payload: PayloadT,
         tenant: str,
         deadline: float,
@@ -165,7 +166,6 @@ class ItemStream(Generic[PayloadT, ResultT]):
     ) -> _Pending[PayloadT, ResultT]:
         if self._closed:
             raise _broken(self._spec.name, "closed")
-        loop = asyncio.get_running_loop()
         self._sequence += 1
         pending = _Pending(
             self._sequence, payload, tenant, deadline, traceparent, loop.create_future()

@@ -52,6 +52,8 @@ class WorkerClient:
 
     def for_tenant(self, tenant: str) -> WorkerClient:
         """Give the same client for another tenant; streams are shared."""
+        if tenant == self._tenant:
+            return self
         other = copy.copy(self)
         other._tenant = tenant  # noqa: SLF001 - a copy of this very class
         return other

@@ -91,7 +91,7 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         judging = self._ledger.for_tenant(context.tenant).record_intent(
             intent, timeout_s=core.ledger_time_s(left_s), traceparent=context.traceparent
         )
-        verdict = await _in_time(judging, None)
+        verdict = await _answered(judging)
         self._verdicts.add(1, verdict.WhichOneof("verdict") or "")
         return verdict
 
@@ -109,9 +109,15 @@ async def _in_time(asked: Awaitable[T], left_s: float | None) -> T:
     """
     try:
         async with asyncio.timeout(None if left_s is None else core.ledger_time_s(left_s)):
-            return await asked
+            return await _answered(asked)
     except TimeoutError:
         raise core.ledger_absent() from None
+
+
+async def _answered(asked: Awaitable[T]) -> T:
+    """Await the ledger's answer by the call's own deadline; raises what `_in_time` does."""
+    try:
+        return await asked
     except CallforestError as error:
         if core.is_absence(error.reason):
             raise core.ledger_absent() from error

@@ -218,14 +218,13 @@ class Calls:
     async def _stage(self, capture: _Capture, generated: pb.GeneratedCall) -> None:
         if capture.fault is not None:
             raise capture.fault
-        staged = core.capture(capture.admission, capture.prefix, capture.result)
+        staged, sequence = core.capture(capture.admission, capture.prefix, capture.result)
         message = staged_call_to_proto(staged, generated.chat_response, generated.completion)
         receipt = await self._stage_to_its_end(capture, message)
         if receipt.HasField("winner"):
             generated.chat_response = receipt.winner.served_response
             generated.completion.CopyFrom(receipt.winner.completion)
         elif receipt.coords == coords_of(staged):
-            sequence = core.sequence_of(staged, capture.result)
             self._prefixes.keep(capture.context.tenant, staged.identity, sequence)
         else:
             raise CaptureError(core.STAGE_FAILED, "the store confirmed another call")

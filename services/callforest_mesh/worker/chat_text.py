@@ -68,6 +68,8 @@ def text_of(message: Message) -> str:
         EngineRefusalError: its content is neither text nor a list of text parts.
     """
     content = message.get("content")
+    if isinstance(content, str) and "tool_calls" not in message:
+        return content
     parts: list[object]
     if content is None:
         parts = []

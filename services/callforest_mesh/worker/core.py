@@ -15,10 +15,11 @@ import numpy as np
 
 from callforest.capture.v1 import capture_admission_pb2, completion_pb2
 from callforest_core.custody.call import CallIdentity, StagedCall
-from callforest_core.custody.completion import complete_call
+from callforest_core.custody.completion import complete_path
 from callforest_core.custody.digests import chain_hash
 from callforest_core.custody.errors import CaptureError, CountMismatchError
 from callforest_core.custody.extras import ExtrasValue, encode_extras
+from callforest_core.custody.path import EMPTY_PATH, TokenPath
 from callforest_core.custody.tokens import TokenIds
 from callforest_mesh.worker.engine import EngineResult
 
@@ -58,23 +59,23 @@ class Sequence:
     """All tokens of a call, from the root to its end.
 
     Attributes:
-        token_ids: shape [tokens].
+        path: the tokens with their encoding; sequences that continue each other share its memory.
         chain_hash: of the deltas that they were built from, 32 bytes.
     """
 
-    token_ids: TokenIds
+    path: TokenPath
     chain_hash: bytes
 
     @property
-    def size_bytes(self) -> int:
-        """Memory that the tokens take."""
-        return self.token_ids.nbytes
+    def token_ids(self) -> TokenIds:
+        """The tokens, shape [tokens], not copied."""
+        return self.path.token_ids
 
 
 def admitted(sequence: Sequence, continuation: capture_admission_pb2.Continuation) -> bool:
     """Say whether a sequence is the admitted predecessor's: its length and its chain hash."""
     return (
-        len(sequence.token_ids) == continuation.prev_token_count
+        len(sequence.path) == continuation.prev_token_count
         and sequence.chain_hash == continuation.parent_chain_hash
     )
 
@@ -85,22 +86,22 @@ def extend(base: Sequence | None, deltas: Iterable[TokenIds]) -> Sequence:
     Raises:
         PrefixUnavailableError: there is neither a base nor a delta.
     """
-    pieces = [] if base is None else [base.token_ids]
     hashed = None if base is None else base.chain_hash
-    for delta in deltas:
+    path = EMPTY_PATH if base is None else base.path
+    added = list(deltas)
+    for delta in added:
         hashed = chain_hash(hashed, delta)
-        pieces.append(delta)
     if hashed is None:
         raise PrefixUnavailableError("the store gave no tokens")
-    return Sequence(np.concatenate(pieces), hashed)
+    return Sequence(path.extended(np.concatenate(added)) if added else path, hashed)
 
 
 def capture(
     admission: capture_admission_pb2.CaptureAdmission,
     prefix: Sequence | None,
     result: EngineResult,
-) -> StagedCall:
-    """Check what the engine says and build the call to stage.
+) -> tuple[StagedCall, Sequence]:
+    """Check what the engine says; build the call to stage, and the sequence that it ends.
 
     Args:
         admission: what may be captured.
@@ -120,13 +121,13 @@ def capture(
     if result.prefix_refused:
         raise PrefixRefusedError(result.prefix_refused)
     continues = admission.WhichOneof("position") == "continuation"
-    return complete_call(
+    staged, path = complete_path(
         CallIdentity(
             admission.capture_key,
             admission.call_id,
             admission.continuation.parent_call_id if continues else None,
         ),
-        prefix=prefix.token_ids if prefix else None,
+        prefix=prefix.path if prefix else None,
         parent_chain_hash=prefix.chain_hash if prefix else None,
         prompt_ids=result.prompt_ids,
         generated_ids=result.generated_ids,
@@ -135,14 +136,7 @@ def capture(
         extras=encode_extras(_extras(result)),
         reported_generation_len=result.reported_completion_tokens,
     )
-
-
-def sequence_of(staged: StagedCall, result: EngineResult) -> Sequence:
-    """Give the whole sequence of a call that was just captured."""
-    return Sequence(
-        np.concatenate((result.prompt_ids, result.generated_ids)).astype(np.uint32),
-        staged.chain_hash,
-    )
+    return staged, Sequence(path, staged.chain_hash)
 
 
 def completion_of(result: EngineResult) -> completion_pb2.Completion:

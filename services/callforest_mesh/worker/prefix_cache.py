@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from callforest_core.custody.path import Room
 from callforest_mesh.worker.core import Sequence
 
 _ENTRY_BYTES = 512
@@ -24,6 +25,7 @@ class PrefixCache:
         self._bytes = 0
         self._sequences: OrderedDict[tuple[str, str, str], Sequence] = OrderedDict()
         self._calls: dict[tuple[str, str], OrderedDict[str, None]] = {}
+        self._rooms: dict[Room, int] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -44,25 +46,35 @@ class PrefixCache:
         """Keep a call's sequence; those used longest ago make room."""
         key = (tenant, capture_key, call_id)
         self.drop(tenant, capture_key, call_id)
-        size = sequence.size_bytes + _ENTRY_BYTES
-        if size > self._bytes_max:
+        room = sequence.path.room
+        if room.size_bytes + _ENTRY_BYTES > self._bytes_max:
             return
-        while self._bytes + size > self._bytes_max:
+        # Asked anew each time: the last sequence in this room may be among those that go.
+        while self._bytes + self._added_by(room) > self._bytes_max:
             self.drop(*next(iter(self._sequences)))
+        self._bytes += self._added_by(room)
+        self._rooms[room] = self._rooms.get(room, 0) + 1
         self._sequences[key] = sequence
         self._calls.setdefault((tenant, capture_key), OrderedDict())[call_id] = None
-        self._bytes += size
 
     def drop(self, tenant: str, capture_key: str, call_id: str) -> None:
         """Forget a call's sequence, if it is kept."""
         sequence = self._sequences.pop((tenant, capture_key, call_id), None)
         if sequence is None:
             return
-        self._bytes -= sequence.size_bytes + _ENTRY_BYTES
+        room = sequence.path.room
+        self._rooms[room] -= 1
+        if not self._rooms[room]:
+            del self._rooms[room]
+        self._bytes -= self._added_by(room)
         calls = self._calls[tenant, capture_key]
         del calls[call_id]
         if not calls:
             del self._calls[tenant, capture_key]
+
+    def _added_by(self, room: Room) -> int:
+        """Say what one more sequence in a room takes: sequences share rooms."""
+        return _ENTRY_BYTES + (0 if room in self._rooms else room.size_bytes)
 
     def held(self, tenant: str, capture_key: str, most: int) -> dict[str, Sequence]:
         """Give the sequences of an attempt that were kept last, at most `most`, newest first.

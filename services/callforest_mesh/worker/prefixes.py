@@ -57,7 +57,7 @@ class Prefixes:
         sequence = _assemble(await self._fetch(context, query), held)
         if not core.admitted(sequence, wanted):
             raise core.PrefixUnavailableError(
-                f"the store's {len(sequence.token_ids)} tokens of {wanted.parent_call_id} are not "
+                f"the store's {len(sequence.path)} tokens of {wanted.parent_call_id} are not "
                 f"the {wanted.prev_token_count} that the ledger recorded"
             )
         self._cache.put(tenant, capture_key, wanted.parent_call_id, sequence)

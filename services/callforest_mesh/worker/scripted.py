@@ -141,11 +141,13 @@ class ScriptedEngine:
     _ordinal: int = 0
     _running: bool = False
     _latencies: random.Random = field(default_factory=random.Random)
+    _letters: TokenIds = field(default_factory=lambda: np.empty(0, np.uint32))
 
     async def start(self) -> EngineDescription:
         """Begin to answer."""
         self._version = self.options.weight_version
         self._latencies = random.Random(self.options.seed)  # noqa: S311 - latencies, no secrets
+        self._letters = self.vocabulary.encode("abcdefghijklmnopqrstuvwxyz ")
         self._running = True
         return self.describe()
 
@@ -234,7 +236,7 @@ class ScriptedEngine:
             seed,
             limit=limit,
             sizes=self.options.turn_tokens,
-            letters=self.vocabulary.encode("abcdefghijklmnopqrstuvwxyz "),
+            letters=self._letters,
             terminator=max(self.template.terminators),
         )
 

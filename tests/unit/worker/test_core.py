@@ -9,6 +9,7 @@ from callforest.capture.v1 import capture_admission_pb2, completion_pb2
 from callforest_core.custody.digests import chain_hash, cumulative_hash
 from callforest_core.custody.errors import CaptureError
 from callforest_core.custody.extras import decode_extras
+from callforest_core.custody.path import TokenPath
 from callforest_core.custody.tokens import TokenIds
 from callforest_mesh.worker import core
 from callforest_mesh.worker.engine import EngineResult, WeightVersionSpan
@@ -55,7 +56,7 @@ def fault_of(
 
 @pytest.mark.requirement("CAP-5")
 def test_root_is_what_the_model_saw_and_sampled() -> None:
-    staged = core.capture(ROOT, None, RESULT)
+    staged, _ = core.capture(ROOT, None, RESULT)
     assert staged.token_ids.tolist() == [1, 20, 2, 3, 10, 11, 4]
     assert (staged.prev_len, staged.carry_len, staged.weight_version) == (0, 4, 5)
     assert staged.logprobs.tolist() == np.array([-0.1, -0.2, -0.3], np.float32).tolist()
@@ -70,7 +71,7 @@ def test_root_is_what_the_model_saw_and_sampled() -> None:
 @pytest.mark.bugcase("B01")
 def test_continuation_has_only_what_it_adds() -> None:
     prompt = ids(1, 20, 2, 3, 10, 11, 4, 1, 20, 2, 3)
-    staged = core.capture(CHILD, PREFIX, replace(RESULT, prompt_ids=prompt))
+    staged, _ = core.capture(CHILD, PREFIX, replace(RESULT, prompt_ids=prompt))
     assert staged.identity.parent_call_id == "p"
     assert (staged.prev_len, staged.carry_len) == (7, 4)
     assert staged.token_ids.tolist() == [1, 20, 2, 3, 10, 11, 4]
@@ -135,7 +136,7 @@ def test_ids_beyond_32_bits_are_no_capture() -> None:
 def test_straddling_call_keeps_its_first_version_and_says_which_sampled() -> None:
     spans = (WeightVersionSpan(0, 1, 5), WeightVersionSpan(1, 3, 6))
     straddling = replace(RESULT, weight_version_spans=spans)
-    staged = core.capture(ROOT, None, straddling)
+    staged, _ = core.capture(ROOT, None, straddling)
     extras = decode_extras(staged.extras)
     assert staged.weight_version == 5
     assert extras is not None
@@ -178,10 +179,9 @@ def test_predecessor_is_the_admitted_one_or_none() -> None:
     assert not core.admitted(core.extend(None, [ids(1, 20, 2, 3, 10, 11, 5)]), place)
     # The same tokens, cut otherwise into calls: another chain.
     assert not core.admitted(core.extend(None, [ids(1, 20, 2), ids(3, 10, 11, 4)]), place)
-    assert not core.admitted(core.Sequence(ids(1), PREFIX.chain_hash), place)
+    assert not core.admitted(core.Sequence(TokenPath.of(ids(1)), PREFIX.chain_hash), place)
 
 
 def test_captured_call_gives_the_sequence_that_a_child_inherits() -> None:
-    staged = core.capture(ROOT, None, RESULT)
-    sequence = core.sequence_of(staged, RESULT)
+    _, sequence = core.capture(ROOT, None, RESULT)
     assert core.admitted(sequence, CHILD.continuation)
