@@ -147,7 +147,8 @@ class ScriptedEngine:
         """Begin to answer."""
         self._version = self.options.weight_version
         self._latencies = random.Random(self.options.seed)  # noqa: S311 - latencies, no secrets
-        self._letters = self.vocabulary.encode("abcdefghijklmnopqrstuvwxyz ")
+        if self.script is None:  # a script may bring a vocabulary without letters
+            self._letters = self.vocabulary.encode("abcdefghijklmnopqrstuvwxyz ")
         self._running = True
         return self.describe()
 
