@@ -65,6 +65,7 @@ STATUS_CODES: Mapping[er.ErrorReason.ValueType, grpc.StatusCode] = {
 }
 """The status of each reason, as the reason's comment states it."""
 
+_GRPC_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 _BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -164,6 +165,19 @@ def error_of_rpc(error: grpc.aio.AioRpcError) -> CallforestError:
         message = "the service ended the call; it may be shutting down"
         return UnavailableError(grpc.StatusCode.UNAVAILABLE, message)
     return _typed(error.code(), error.details() or "", er.ERROR_REASON_UNSPECIFIED, {}, None)
+
+
+def error_of_stream(error: grpc.aio.AioRpcError) -> CallforestError:
+    """Turn what ended a stream into the exception that a client raises.
+
+    Our services give a reason with every INTERNAL. Without one it is gRPC's own, for instance for a
+    write into a stream that the server has just ended, whatever its status was.
+    """
+    failure = error_of_rpc(error)
+    if failure.reason == er.ERROR_REASON_UNSPECIFIED and failure.code in _GRPC_FAULTS:
+        message = f"the stream broke: {failure.code.name}"
+        return UnavailableError(grpc.StatusCode.UNAVAILABLE, message)
+    return failure
 
 
 def _typed(

@@ -14,7 +14,12 @@ from callforest.capture.v1 import group_batch_pb2, receipt_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest_client import unary
-from callforest_client.errors import CallforestError, UnavailableError, error_of_rpc
+from callforest_client.errors import (
+    CallforestError,
+    UnavailableError,
+    error_of_rpc,
+    error_of_stream,
+)
 from callforest_client.frames import FrameAssembler
 from callforest_core.refusal import Refusal
 
@@ -117,7 +122,7 @@ class RowSubscription:
                     self._reader = asyncio.ensure_future(self._read())
                 await self._call.write(request)
             except grpc.aio.AioRpcError as error:
-                raise error_of_rpc(error) from None
+                raise error_of_stream(error) from None
             except asyncio.InvalidStateError:
                 raise self._failure or _ended() from None
 
@@ -127,7 +132,7 @@ class RowSubscription:
             async for response in self._call:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
-            failure = error_of_rpc(error)
+            failure = error_of_stream(error)
         except (Refusal, DecodeError, UnavailableError) as error:
             failure = UnavailableError(grpc.StatusCode.UNAVAILABLE, f"a group broke: {error}")
             self._call.cancel()

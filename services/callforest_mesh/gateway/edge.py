@@ -134,6 +134,9 @@ class Edge:
         return _json(200, b'{"status": "ok"}')
 
     async def _read(self, request: web.Request) -> bytes:
+        """Read a body as it was sent: a small one that unpacks to a large one is not taken."""
+        if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            raise refusals.unsupported_encoding(coding)
         try:
             async with asyncio.timeout(self._options.body_timeout_s):
                 return await request.read()

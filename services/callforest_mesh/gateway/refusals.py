@@ -109,6 +109,13 @@ def too_large(limit_bytes: int) -> HttpRefusal:
     return HttpRefusal(413, "request_too_large", f"The body exceeds {limit_bytes} bytes.")
 
 
+def unsupported_encoding(coding: str) -> HttpRefusal:
+    """Make the refusal of a compressed body."""
+    return HttpRefusal(
+        415, "unsupported_encoding", f"Send the body as it is, without {ascii(coding[:32])}."
+    )
+
+
 def overloaded(limit: str, limit_value: int) -> HttpRefusal:
     """Make the refusal at a bound of the gateway."""
     return HttpRefusal(

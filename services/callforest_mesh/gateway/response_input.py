@@ -160,7 +160,7 @@ def _part(part: object, where: str) -> str:
     kind = part.get("type")
     if kind == "refusal":
         return _string(part, "refusal", where)
-    if kind not in _TEXT:
+    if not isinstance(kind, str) or kind not in _TEXT:
         raise unsupported(where, f"`{where}` is a part of type {kind!r}. Only text is served.")
     return _string(part, "text", where)
 

@@ -96,6 +96,7 @@ class GatewayService:
             self._edge.application(),
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,
             shutdown_timeout=self._options.grace_s,
         )
         await runner.setup()

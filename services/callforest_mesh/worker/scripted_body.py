@@ -138,4 +138,7 @@ def _number(fields: dict[str, object], name: str) -> float:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise EngineRefusalError(f"{name} must be a number", parameter=name)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise EngineRefusalError(f"{name} is out of range", parameter=name) from None

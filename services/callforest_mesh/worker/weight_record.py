@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -65,7 +66,9 @@ def digest_file(path: str) -> bytes:
     """Digest a file: SHA-256, 32 bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file: a pipe or a device has no end.
     """
+    if not Path(path).is_file():
+        raise FileNotFoundError(errno.ENOENT, "no regular file")
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

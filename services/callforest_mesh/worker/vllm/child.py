@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import functools
 import os
 import signal
@@ -21,7 +20,10 @@ from typing import Protocol
 
 import grpc.aio
 
-from callforest.worker.v1 import engine_service_pb2_grpc as pb_grpc
+from callforest.worker.v1 import engine_service_pb2, engine_service_pb2_grpc
+from callforest_mesh.chassis.interceptors import EdgeInterceptor
+from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.lifeline import end_with_parent
 from callforest_mesh.worker.engine import Engine
 from callforest_mesh.worker.vllm.host import VllmHost
 from callforest_mesh.worker.vllm.limits import MESSAGE_OPTIONS
@@ -29,6 +31,7 @@ from callforest_mesh.worker.vllm.options import VllmOptions
 from callforest_mesh.worker.vllm.servicer import EngineServicer
 
 _END_S = 15.0
+SERVICE_NAME = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 
 
 class HostedEngine(Engine, Protocol):
@@ -49,10 +52,9 @@ async def serve(socket: Path, make_engine: Callable[[Callable[[], None]], Hosted
     """
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    watch = asyncio.create_task(_watch_parent(ended))
+    end_with_parent(ended)
     engine = make_engine(ended.set)
-    server = grpc.aio.server(options=MESSAGE_OPTIONS)
-    pb_grpc.add_EngineServiceServicer_to_server(EngineServicer(engine), server)
+    server = make_server(engine)
     try:
         await engine.start()
         # Only now: the engine forks, and gRPC's threads do not survive a fork.
@@ -62,22 +64,17 @@ async def serve(socket: Path, make_engine: Callable[[Callable[[], None]], Hosted
     finally:
         _sweep_later()
         await server.stop(grace=1.0)
-        watch.cancel()
         broken = engine.broken
         await engine.stop()
     return 1 if broken else 0
 
 
-async def _watch_parent(ended: asyncio.Event) -> None:
-    """Set `ended` when standard input ends: its other end is the parent's alone."""
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
-    with contextlib.closing(transport):
-        while await reader.read(1024):
-            pass
-    ended.set()
+def make_server(engine: Engine) -> grpc.aio.Server:
+    """Make a server of an engine, guarded like the mesh's services; it listens nowhere yet."""
+    guard = EdgeInterceptor("engine", Drain(), own=frozenset({SERVICE_NAME}))
+    server = grpc.aio.server(interceptors=[guard], options=MESSAGE_OPTIONS)
+    engine_service_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(engine), server)
+    return server
 
 
 def _sweep_later() -> None:

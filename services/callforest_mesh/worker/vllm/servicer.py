@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc.aio
-from grpc_status import rpc_status
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.worker.v1 import engine_service_pb2 as pb
 from callforest.worker.v1 import engine_service_pb2_grpc as pb_grpc
-from callforest_client.errors import status_of
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker.engine import (
     Engine,
     EngineRefusalError,
@@ -35,32 +34,36 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def DescribeEngine(  # noqa: N802 - the method's name in the schema
+    async def DescribeEngine(
         self,
-        request: pb.DescribeEngineRequest,  # noqa: ARG002
+        request: pb.DescribeEngineRequest,
         context: _Context[pb.DescribeEngineRequest, pb.DescribeEngineResponse],
     ) -> pb.DescribeEngineResponse:
         """Describe the engine."""
         try:
             return describe_to_message(self._engine.describe())
         except EngineUnavailableError as error:
-            await _abort(context, _unavailable(error))
+            raise _unavailable(error) from error
 
-    async def RunEngine(  # noqa: N802 - the method's name in the schema
+    async def RunEngine(
         self,
         request: pb.RunEngineRequest,
         context: _Context[pb.RunEngineRequest, pb.RunEngineResponse],
     ) -> pb.RunEngineResponse:
         """Generate one response."""
         try:
-            result = await self._engine.generate(request_from_message(request))
-            return result_to_message(result)
+            asked = request_from_message(request)
+        except ValueError as error:
+            fault = [("prefix_token_ids", "must be whole 4-byte words")]
+            raise malformed("RunEngineRequest", "the prefix is broken", fault) from error
+        try:
+            return result_to_message(await self._engine.generate(asked))
         except EngineRefusalError as error:
-            await _abort(context, _refused(error))
+            raise _refused(error) from error
         except EngineUnavailableError as error:
-            await _abort(context, _unavailable(error))
+            raise _unavailable(error) from error
 
-    async def LoadWeights(  # noqa: N802 - the method's name in the schema
+    async def LoadWeights(
         self,
         request: pb.LoadWeightsRequest,
         context: _Context[pb.LoadWeightsRequest, pb.LoadWeightsResponse],
@@ -69,19 +72,16 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         try:
             await self._engine.update_weights(request.path, request.weight_version)
         except EngineRefusalError as error:
-            await _abort(context, _refused(error))
+            raise _refused(error) from error
         except EngineUnavailableError as error:
-            await _abort(context, _unavailable(error))
+            raise _unavailable(error) from error
         except ValueError as error:
-            await _abort(
-                context,
-                Refusal(
-                    er.ERROR_REASON_WEIGHT_VERSION_STALE,
-                    str(error),
-                    version=request.weight_version,
-                    current_version=self._engine.describe().weight_version,
-                ),
-            )
+            raise Refusal(
+                er.ERROR_REASON_WEIGHT_VERSION_STALE,
+                str(error),
+                version=request.weight_version,
+                current_version=self._engine.describe().weight_version,
+            ) from error
         return pb.LoadWeightsResponse(weight_version=request.weight_version)
 
 
@@ -91,9 +91,3 @@ def _refused(error: EngineRefusalError) -> Refusal:
 
 def _unavailable(error: EngineUnavailableError) -> Refusal:
     return Refusal(er.ERROR_REASON_ENGINE_UNAVAILABLE, str(error), engine="vllm")
-
-
-async def _abort(context: _Context[_Request, _Response], refusal: Refusal) -> NoReturn:
-    status = rpc_status.to_status(status_of(refusal))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort returns never")
