@@ -304,7 +304,6 @@ def _build_worker(
 def _build_finalizer(
     configuration: MeshConfiguration, drain: Drain, clients: Clients, telemetry: ServiceTelemetry
 ) -> MeshService:
-    from callforest_mesh.chassis.server import end_process
     from callforest_mesh.finalizer.service import FinalizerService
 
     return FinalizerService(
@@ -312,7 +311,6 @@ def _build_finalizer(
         drain,
         clients.ledger(),
         clients.staging(),
-        on_fatal=end_process("finalizer"),
         telemetry=telemetry,
     )
 

@@ -163,7 +163,7 @@ async def test_a_child_that_does_not_start_says_why(starts: Path) -> None:
 
 async def test_stopping_fails_running_calls_and_leaves_nothing_behind(starts: Path) -> None:
     async with engine_on(starts) as engine:
-        scratch = engine._require_child()._scratch
+        scratch = engine._require_child()._child._scratch
         assert scratch.is_dir()
         waiting = asyncio.create_task(ask(engine, "hang"))
         await ask(engine, "answer")
@@ -184,7 +184,7 @@ from callforest_mesh.worker.vllm.options import VllmOptions
 async def main():
     engine = VllmEngine(VllmOptions(model="none"), command=sys.argv[1:])
     await engine.start()
-    print(engine.child_pid, engine._require_child()._scratch, flush=True)
+    print(engine.child_pid, engine._require_child()._child._scratch, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())

@@ -11,9 +11,9 @@ from typing import Final, cast
 import grpc.aio
 
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
+from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import LmdbStore
-from callforest_mesh.chassis.server import end_process
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
@@ -61,8 +61,7 @@ class LedgerService:
     Args:
         options: how it runs.
         drain: when begun, streams and waits end.
-        on_fatal: called when the store can be trusted no more; the process must end. Without it,
-            the process ends at once.
+        on_fatal: called when the store can be trusted no more; the process must end.
         telemetry: what it says of its work.
     """
 
@@ -74,12 +73,12 @@ class LedgerService:
         options: LedgerOptions,
         drain: Drain,
         *,
-        on_fatal: Callable[[Exception], None] | None = None,
+        on_fatal: Callable[[Exception], None] = exit_process,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         self._drain = drain
-        self._on_fatal = on_fatal or end_process(self.name)
+        self._on_fatal = on_fatal
         self._watch = SettlementWatch(self.name, waits_max=options.waits_max)
         self._store = LmdbLedgerStore(self._open_store)
         self._ledger = Ledger(self._store, self._watch, cached_calls_max=options.cached_calls_max)

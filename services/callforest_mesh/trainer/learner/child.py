@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ import grpc.aio
 from callforest.trainer.v1 import learner_service_pb2, learner_service_pb2_grpc
 from callforest_mesh.chassis.interceptors import EdgeInterceptor
 from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.lifeline import end_with_parent
 from callforest_mesh.trainer.learner.messages import MESSAGE_OPTIONS
 from callforest_mesh.trainer.learner.servicer import LearnerServicer
 
@@ -36,22 +36,9 @@ async def serve(socket: Path) -> None:
     learner_service_pb2_grpc.add_LearnerServiceServicer_to_server(LearnerServicer(), server)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
-    watch = asyncio.create_task(_watch_parent(ended))
+    end_with_parent(ended)
     await ended.wait()
-    watch.cancel()
     await server.stop(grace=None)
-
-
-async def _watch_parent(ended: asyncio.Event) -> None:
-    """Set `ended` when standard input ends: its other end is the parent's alone."""
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
-    with contextlib.closing(transport):
-        while await reader.read(1024):
-            pass
-    ended.set()
 
 
 def main() -> None:

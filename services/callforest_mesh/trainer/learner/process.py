@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import grpc.aio
-
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.trainer.v1 import learner_service_pb2 as pb
 from callforest.trainer.v1 import learner_service_pb2_grpc as pb_grpc
-from callforest_client.errors import CallforestError, error_of_rpc
+from callforest_client.errors import CallforestError
+from callforest_mesh.chassis.child_process import ChildLostError, ChildProcess
 from callforest_mesh.trainer.batch import BatchPlan, TrainingRow
 from callforest_mesh.trainer.learner.messages import MESSAGE_OPTIONS, step_to_messages
 
 _Answer = TypeVar("_Answer")
 _LOGGER = logging.getLogger(__name__)
 
-_CHANNEL_OPTIONS = (
-    *MESSAGE_OPTIONS,
-    # The socket appears when torch is imported; look for it often.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
-_LOG = "log"
-_LOG_TAIL_BYTES = 2000
 _WHOLE_REFUSALS = frozenset(
     {
         er.ERROR_REASON_LEARNER_FAILED,
@@ -93,10 +77,9 @@ class LearnerProcess:
             "-m",
             "callforest_mesh.trainer.learner.child",
         )
-        self._process: asyncio.subprocess.Process | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._child: ChildProcess | None = None
         self._stub: pb_grpc.LearnerServiceStub | None = None
-        self._scratch: Path | None = None
+        self._begun = False
         self._lost = "the learner was not started"
 
     @property
@@ -106,18 +89,14 @@ class LearnerProcess:
         Raises:
             LearnerLostError: there is no process.
         """
-        if self._process is None:
+        if self._child is None:
             raise LearnerLostError(self._lost)
-        return self._process.pid
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
         """Whether the process runs and its state is known."""
-        return (
-            self._stub is not None
-            and self._process is not None
-            and (self._process.returncode is None)
-        )
+        return self._stub is not None and self._child is not None and self._child.running
 
     async def start(self) -> None:
         """Start the process and wait until it answers.
@@ -125,30 +104,20 @@ class LearnerProcess:
         Raises:
             LearnerLostError: it cannot be run, ended, or did not answer in time.
         """
-        if self._process is not None or self._scratch is not None:
+        if self._begun:
             raise LearnerLostError("a learner process is started once")
-        # Short: the path of a socket in it has at most 107 bytes.
-        self._scratch = Path(tempfile.mkdtemp(prefix="callforest-"))
-        socket = self._scratch / "learner.sock"
+        self._begun = True
         try:
-            with (self._scratch / _LOG).open("wb") as output:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    "--socket",
-                    str(socket),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
-            await self._wait_ready(self._process, self._channel)
-            self._stub = pb_grpc.LearnerServiceStub(self._channel)
-        except OSError as error:
-            await self._kill("the learner cannot be run")
-            raise LearnerLostError(f"the learner cannot be run: {error}") from error
+            self._child = await ChildProcess.spawn(
+                self._command, name="learner", channel_options=MESSAGE_OPTIONS
+            )
+            await self._child.wait_ready(self._limits.start_s)
+            self._stub = pb_grpc.LearnerServiceStub(self._child.channel)
+        except ChildLostError as error:
+            await self._end(f"the learner did not start: {error}")
+            raise LearnerLostError(self._lost) from error
         except BaseException:
-            await self._kill("the learner did not start")
+            await self._end("the learner did not start")
             raise
 
     async def load_model(self, model_path: Path, options: pb.LearnerOptions) -> int:
@@ -225,33 +194,7 @@ class LearnerProcess:
 
     async def stop(self) -> None:
         """End the process and all it started, politely first. Idempotent."""
-        self._stub = None
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), self._limits.stop_s)
-        await self._kill("the learner was stopped")
-
-    async def _wait_ready(
-        self, process: asyncio.subprocess.Process, channel: grpc.aio.Channel
-    ) -> None:
-        ready = asyncio.ensure_future(channel.channel_ready())
-        ended = asyncio.create_task(process.wait())
-        try:
-            await asyncio.wait(
-                {ready, ended},
-                timeout=self._limits.start_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if ended.done():
-                raise LearnerLostError(
-                    f"the learner ended with status {process.returncode}: {self._log_tail()}"
-                )
-            if not ready.done():
-                raise LearnerLostError(f"no answer within {self._limits.start_s} s")
-        finally:
-            ready.cancel()
-            ended.cancel()
+        await self._end("the learner was stopped", grace_s=self._limits.stop_s)
 
     def _require(self) -> pb_grpc.LearnerServiceStub:
         if self._stub is None:
@@ -260,40 +203,27 @@ class LearnerProcess:
 
     async def _answer(self, call: Awaitable[_Answer]) -> _Answer:
         """Await a call; kill the process unless it is known to be as it was before."""
+        child = self._child
+        if child is None:
+            raise LearnerLostError(self._lost)
         try:
-            return await call
-        except grpc.aio.AioRpcError as failure:
-            error = error_of_rpc(failure)
+            return await child.answer_of(call)
+        except CallforestError as error:
             if error.reason in _WHOLE_REFUSALS:
-                raise error from failure
-            await self._lose(error)
+                raise
+            _LOGGER.exception("the learner is lost; its last words: %s", child.log_tail())
+            await self._end(f"the learner is lost: {error}")
+            raise LearnerLostError(self._lost) from error
+        except ChildLostError as error:
             raise LearnerLostError(self._lost) from error
         except BaseException:
             # Cancelled: the step may go on, and nobody would know of it.
-            await asyncio.shield(self._kill("a call of the learner was given up"))
+            await asyncio.shield(self._end("a call of the learner was given up"))
             raise
 
-    async def _lose(self, error: CallforestError) -> None:
-        tail = self._log_tail()
-        _LOGGER.error("the learner is lost: %s; its last words: %s", error, tail)
-        await self._kill(f"the learner is lost: {error}")
-
-    def _log_tail(self) -> str:
-        if self._scratch is None or not (self._scratch / _LOG).exists():
-            return ""
-        return (self._scratch / _LOG).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
-
-    async def _kill(self, why: str) -> None:
-        """Kill the process group and remove its directory. Idempotent."""
+    async def _end(self, why: str, *, grace_s: float = 0.0) -> None:
+        """End the process with its group, and remember why. Idempotent."""
         self._stub, self._lost = None, why
-        channel, self._channel = self._channel, None
-        process, self._process = self._process, None
-        if process is not None:
-            # Its own children are in the group, and may have outlived it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        if channel is not None:
-            await channel.close()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end(grace_s=grace_s)

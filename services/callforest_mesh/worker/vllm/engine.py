@@ -1,4 +1,4 @@
-"""vLLM as the worker's engine: the worker's side of the process border."""
+"""vLLM as the worker's engine: keeps its process running, with the weights pushed last."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import grpc
-
-from callforest.error.v1 import error_reason_pb2 as er
-from callforest.worker.v1 import engine_service_pb2 as pb
-from callforest_client.errors import CallforestError
 from callforest_mesh.worker.engine import (
     EngineDescription,
     EngineRefusalError,
@@ -20,8 +15,7 @@ from callforest_mesh.worker.engine import (
     EngineResult,
     EngineUnavailableError,
 )
-from callforest_mesh.worker.vllm.child_process import ChildProcess
-from callforest_mesh.worker.vllm.engine_messages import request_to_message, result_from_message
+from callforest_mesh.worker.vllm.engine_process import EngineProcess, StaleWeightsError
 from callforest_mesh.worker.vllm.limits import VllmLimits
 from callforest_mesh.worker.vllm.options import VllmOptions
 
@@ -64,7 +58,7 @@ class VllmEngine:
             options.to_json(),
         )
         self._loading = asyncio.Lock()
-        self._child: ChildProcess | None = None
+        self._child: EngineProcess | None = None
         self._description: EngineDescription | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._weights: _Weights | None = None
@@ -115,12 +109,7 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest) -> EngineResult:
         """Generate one response; see `Engine.generate`."""
-        child = self._require_child()
-        call = child.stub.RunEngine(request_to_message(request), timeout=self._limits.generate_s)
-        try:
-            return result_from_message(await child.answer_of(call))
-        except CallforestError as error:
-            raise _port_error(error) from error
+        return await self._require_child().generate(request)
 
     async def update_weights(self, path: str, version: int) -> None:
         """Load new weights; see `Engine.update_weights`.
@@ -142,34 +131,27 @@ class VllmEngine:
             await self._load(child, weights, repeated=repeated)
             self._weights = weights
 
-    def _require_child(self) -> ChildProcess:
+    def _require_child(self) -> EngineProcess:
         if self._child is None:
             raise EngineUnavailableError(self._down)
         return self._child
 
-    async def _load(self, child: ChildProcess, weights: _Weights, *, repeated: bool) -> None:
-        call = child.stub.LoadWeights(
-            pb.LoadWeightsRequest(path=weights.path, weight_version=weights.version),
-            timeout=self._limits.load_s,
-        )
+    async def _load(self, child: EngineProcess, weights: _Weights, *, repeated: bool) -> None:
         try:
-            await child.answer_of(call)
-        except CallforestError as error:
+            await child.load_weights(weights.path, weights.version)
+        except StaleWeightsError as error:
             # The answer to an earlier attempt was lost, the weights were not.
-            loaded = error.reason == er.ERROR_REASON_WEIGHT_VERSION_STALE and error.metadata.get(
-                "current_version"
-            ) == str(weights.version)
-            if not (loaded and repeated):
-                raise _port_error(error) from error
+            if not (repeated and error.served == weights.version):
+                raise
         self._description = replace(self.describe(), weight_version=weights.version)
 
-    async def _spawn(self) -> ChildProcess:
+    async def _spawn(self) -> EngineProcess:
         """Start a child that serves the weights that were pushed last, and let it answer.
 
         Raises:
             EngineUnavailableError: it did not get ready, or cannot load those weights.
         """
-        child = await ChildProcess.spawn(self._command, self._options, self._limits)
+        child = await EngineProcess.spawn(self._command, self._options, self._limits)
         try:
             description = await child.wait_ready()
             async with self._loading:
@@ -182,9 +164,9 @@ class VllmEngine:
             raise
         return child
 
-    async def _supervise(self, child: ChildProcess) -> None:
+    async def _supervise(self, child: EngineProcess) -> None:
         """Start the child anew whenever it ends, until that fails too often."""
-        running: ChildProcess | None = child
+        running: EngineProcess | None = child
         while running is not None:
             status = await running.wait_ended()
             self._child = None
@@ -193,7 +175,7 @@ class VllmEngine:
             await running.end(politely=False)
             running = await self._respawn()
 
-    async def _respawn(self) -> ChildProcess | None:
+    async def _respawn(self) -> EngineProcess | None:
         """Try to start a child until one is up; None when given up."""
         for failures in range(self._limits.restarts_most):
             pause = min(self._limits.backoff_s * 2**failures, self._limits.backoff_most_s)
@@ -204,15 +186,3 @@ class VllmEngine:
                 self._down = f"the engine does not start again: {error}"
                 _LOGGER.exception("restart %d failed", failures + 1)
         return None
-
-
-def _port_error(error: CallforestError) -> Exception:
-    """Return the port's exception for an error of the line."""
-    if error.reason == er.ERROR_REASON_REQUEST_REFUSED:
-        return EngineRefusalError(error.message, parameter=error.metadata.get("parameter", ""))
-    if error.reason == er.ERROR_REASON_WEIGHT_VERSION_STALE:
-        return ValueError(error.message)
-    if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # Larger than the line carries: a repeat fails alike.
-        return EngineRefusalError(error.message, parameter="messages")
-    return EngineUnavailableError(error.message or error.code.name)
