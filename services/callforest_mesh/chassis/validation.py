@@ -7,8 +7,10 @@ from google.protobuf.message import Message
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.plain_rules import Holds, plain_check
 
 _VALIDATOR = protovalidate.Validator()
+_PLAIN: dict[type[Message], Holds | None] = {}
 
 
 def check(message: Message) -> None:
@@ -17,12 +19,22 @@ def check(message: Message) -> None:
     Raises:
         Refusal: INVALID_MESSAGE, with a violation for each field at fault.
     """
+    if _is_plain(message):
+        return
     found = _VALIDATOR.collect_violations(message)
     if not found:
         return
     violations = [(_path(violation), violation.proto.message) for violation in found]
     summary = "; ".join(f"{path}: {text}" for path, text in violations[:4])
     raise malformed(type(message).DESCRIPTOR.full_name, summary, violations)
+
+
+def _is_plain(message: Message) -> bool:
+    kind = type(message)
+    if kind not in _PLAIN:
+        _PLAIN[kind] = plain_check(kind.DESCRIPTOR)
+    holds = _PLAIN[kind]
+    return holds is not None and holds(message)
 
 
 def malformed(
