@@ -7,13 +7,10 @@ are finished within the grace, the service flushes and stops. A second signal en
 from __future__ import annotations
 
 import asyncio
-import gc
-import importlib
 import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -25,16 +22,15 @@ from grpc_reflection.v1alpha import reflection
 
 from callforest_client.channel import SERVER_OPTIONS
 from callforest_mesh.chassis.call_limits import CallCounter, CallLimits
-from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.interceptors import EdgeInterceptor
+from callforest_mesh.chassis.interpreter import fastest_loop, tune
 from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.lifeline import end_with_parent
 from callforest_mesh.chassis.local_channel import LocalChannel, LocalRegistry
 from callforest_mesh.chassis.service import MeshService
 
 _LOG = logging.getLogger("callforest")
 _LAST_WORDS_S = 1.0
-_COLLECT_AFTER = 50_000
-"""Objects made, beyond those gone, before a collection: as many as some hundred calls make."""
 """How long answers that are written may take to leave, and cancelled handlers to end."""
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -214,34 +210,13 @@ def run(
         return runner.run(_run(factory, address, options, supervised=supervised))
 
 
-def _settle_memory() -> None:
-    """Keep the garbage collector off what a started service has loaded.
-
-    Items die by their counts; what a collection finds is little, and by default one runs every few
-    calls and walks every module.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, 20, 50)
-
-
-def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Give what makes a service's event loop: uvloop where it is installed, else None."""
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
 async def _run(
     factory: Factory, address: str, options: ServerOptions | None, *, supervised: bool
 ) -> int:
     asked = asyncio.Event()
     end_on_signals(asked)
     if supervised:
-        _end_on_stdin(asked)
+        end_with_parent(asked)
     async with AsyncExitStack() as closers:
         drain = Drain()
         server = MeshServer(factory(drain, closers), address, drain, options)
@@ -254,22 +229,12 @@ async def _run(
                 await asyncio.wait({starting})
                 return 0
             starting.result()
-            _settle_memory()
+            tune()
             await ending
             await server.stop()
         finally:
             ending.cancel()
     return 0
-
-
-def end_process(name: str) -> Callable[[Exception], None]:
-    """Give what a service calls when it can be trusted no more: the process ends at once."""
-
-    def on_fatal(error: Exception) -> None:
-        _LOG.critical("%s cannot go on; the process ends", name, exc_info=error)
-        exit_process(error)
-
-    return on_fatal
 
 
 def end_on_signals(asked: asyncio.Event) -> None:
@@ -285,19 +250,6 @@ def end_on_signals(asked: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-
-
-def _end_on_stdin(asked: asyncio.Event) -> None:
-    """Set the event when standard input ends: its other end is the supervisor's."""
-    loop = asyncio.get_running_loop()
-
-    def on_readable() -> None:
-        if not os.read(sys.stdin.fileno(), 4096):
-            loop.remove_reader(sys.stdin.fileno())
-            _LOG.info("the supervisor is gone: ending")
-            asked.set()
-
-    loop.add_reader(sys.stdin.fileno(), on_readable)
 
 
 def _refuse_taken_socket(path: str) -> None:
