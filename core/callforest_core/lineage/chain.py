@@ -150,40 +150,16 @@ class ChainManifest:
     failures: tuple[CallFailure, ...]
 
 
-class PoisonReason(StrEnum):
-    """Why nothing of a rollout may train."""
-
-    FAILURE_ROW = "failure_row"
-    NO_TERMINAL_ROW = "no_terminal_row"
-
-
-def capture_poison(manifest: ChainManifest, terminal_call_id: str | None) -> PoisonReason | None:
-    """Return why the capture is poisoned, None when it is sound (seed 2 "receipt").
-
-    Poisoned is a rollout with any failure row, or without a row for its terminal request.
-    """
-    if manifest.failures:
-        return PoisonReason.FAILURE_ROW
-    if all(record.call_id != terminal_call_id for record in manifest.records):
-        return PoisonReason.NO_TERMINAL_ROW
-    return None
-
-
 class ChainView:
     """The state of one attempt, rebuilt by replaying its events in log order."""
 
-    __slots__ = ("_failures", "_intents", "_poisoned_first", "_rows", "_rows_by_fingerprint")
+    __slots__ = ("_failures", "_poisoned_first", "_rows", "_rows_by_fingerprint")
 
     def __init__(self) -> None:
-        self._intents: dict[str, None] = {}
         self._rows: dict[str, ChainRow] = {}
         self._failures: dict[CallFailure, None] = {}
         self._poisoned_first: set[str] = set()
         self._rows_by_fingerprint: dict[bytes, list[str]] = {}
-
-    def append_intent(self, call_id: str) -> None:
-        """Note that a call was announced; again is a no-op. An intent is no row."""
-        self._intents.setdefault(call_id)
 
     def append_record(
         self,
@@ -237,14 +213,6 @@ class ChainView:
     def row(self, call_id: str) -> ChainRow | None:
         """Return the committed row of a call."""
         return self._rows.get(call_id)
-
-    def pending(self) -> tuple[str, ...]:
-        """Return the announced calls that have neither a record nor a failure, in intent order."""
-        return tuple(
-            call_id
-            for call_id in self._intents
-            if call_id not in self._rows and call_id not in self._poisoned_first
-        )
 
     def manifest(self) -> ChainManifest:
         """Return every row, one record a call, in the order of the log."""

@@ -7,7 +7,7 @@ rollout votes once, however many rows it was cut into (TRN-3, `masked_reward_pol
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float64s: TypeAlias = NDArray[np.float64]
-Float32s: TypeAlias = NDArray[np.float32]
 Flags: TypeAlias = NDArray[np.bool_]
 
 STD_EPSILON = 1e-6
@@ -198,62 +197,3 @@ def advantages_by_rollout(
                 )
             advantages[rollout.rollout_id] = float(advantage)
     return advantages
-
-
-def broadcast_to_rows(advantages: Mapping[str, float], owners: Sequence[str | None]) -> Float32s:
-    """Give every row the advantage of its owner; padding rows (owner None) get 0.
-
-    Args:
-        advantages: by rollout id.
-        owners: the rollout id of each row, None for execution padding.
-
-    Returns:
-        Shape [rows].
-
-    Raises:
-        AdvantageRefusedError: a row belongs to a rollout that was not scored.
-    """
-    spread = np.zeros(len(owners), dtype=np.float32)
-    for index, owner in enumerate(owners):
-        if owner is None:
-            continue
-        if owner not in advantages:
-            raise AdvantageRefusedError(f"rollout {owner} was not scored", rollout_id=owner)
-        spread[index] = advantages[owner]
-    return spread
-
-
-@dataclass(frozen=True, slots=True)
-class TokenAccount:
-    """What the loss of one step divides by, and what was left out.
-
-    Attributes:
-        retained: loss tokens of valid rows: the denominator of the loss (TRN-5).
-        masked: loss tokens of masked rows.
-        rows: all rows.
-        masked_rows: rows of masked owners.
-    """
-
-    retained: int
-    masked: int
-    rows: int
-    masked_rows: int
-
-
-def count_loss_tokens(loss_masks: Sequence[Flags], valid: Sequence[bool]) -> TokenAccount:
-    """Count the loss tokens of the rows; a token that two rows share is masked in one of them.
-
-    Args:
-        loss_masks: one mask a row, shape [tokens of the row].
-        valid: one flag a row.
-
-    Raises:
-        ValueError: the lengths differ.
-    """
-    counts = [(int(mask.sum()), kept) for mask, kept in zip(loss_masks, valid, strict=True)]
-    return TokenAccount(
-        retained=sum(count for count, kept in counts if kept),
-        masked=sum(count for count, kept in counts if not kept),
-        rows=len(counts),
-        masked_rows=sum(not kept for _, kept in counts),
-    )

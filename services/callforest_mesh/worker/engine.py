@@ -33,10 +33,6 @@ class EngineUnavailableError(Exception):
     """The engine cannot answer now: it is starting, restarting or gone. Nothing was generated."""
 
 
-class SpliceError(Exception):
-    """The captured prefix cannot be placed into the rendered prompt; the reason is the message."""
-
-
 @dataclass(frozen=True, slots=True)
 class WeightVersionSpan:
     """Half-open range of generated tokens, [start, end), that one weight version sampled."""

@@ -67,6 +67,7 @@ def test_the_named_attempt_passes() -> None:
     core.check_attempt(request(), sealed())
 
 
+@pytest.mark.requirement("LED-12")
 @pytest.mark.parametrize(
     ("given", "reason", "detail"),
     [

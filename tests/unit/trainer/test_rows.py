@@ -7,6 +7,7 @@ import pytest
 
 from callforest.capture.v1 import group_batch_pb2
 from callforest_core.custody.extras import encode_extras
+from callforest_mesh.trainer.batch import BatchOptions, plan_step
 from callforest_mesh.trainer.core import (
     AdvantageOptions,
     AdvantageRefusedError,
@@ -46,6 +47,7 @@ def test_rows_are_whole_sequences_with_loss_where_they_own_it() -> None:
 
 
 @pytest.mark.bugcase("B19")
+@pytest.mark.requirement("TRN-3")
 def test_advantages_are_over_rollouts_and_not_over_rows() -> None:
     step = gather_step([make_batch(1, fork("r0", 1.0), linear("r1", 0.0))], RAW)
     assert [row.advantage for row in step.rows] == [1.0, 1.0, -1.0]
@@ -72,6 +74,15 @@ def test_a_masked_rollout_votes_where_that_is_asked_for() -> None:
     assert step.mask_reasons == {"pending_call": 1}
 
 
+@pytest.mark.bugcase("B19")
+@pytest.mark.requirement("TRN-5")
+def test_the_ancestor_of_a_fanned_out_rollout_is_in_the_denominator_once() -> None:
+    rows = gather_step([make_batch(1, fork("r0", 1.0), linear("r1", 0.0))], RAW).rows
+    # The root samples 2 tokens, its children 3 and 1; the linear rollout 3.
+    assert plan_step(rows, BatchOptions()).retained_token_count == 2 + 3 + 1 + 3
+
+
+@pytest.mark.requirement("TRN-3")
 def test_padding_has_no_owner_no_vote_and_no_loss() -> None:
     step = gather_step([make_batch(1, linear("r0", 1.0), linear("r1", 0.0), padding=2)], RAW)
     assert [(row.rollout_id, row.valid, row.advantage) for row in step.rows[2:]] == [

@@ -26,7 +26,6 @@ class ModelRefusal(enum.Enum):
     MOE_AUXILIARY_LOSS = "an auxiliary router loss would be trained beside the policy loss"
     MOE_ROUTING = "experts must be chosen per token"
     WEIGHTS_MISMATCH = "the weights do not match the configuration"
-    PARALLELISM = "only data-parallel ranks are supported"
     PACKING_NEEDS_SDPA = "packed bins need the SDPA core attention"
 
 
