@@ -36,7 +36,7 @@ from callforest_mesh.chassis.transaction import (
     WriteTxn,
     corrupt,
 )
-from callforest_mesh.chassis.write_job import WriteJob, answer
+from callforest_mesh.chassis.write_job import SpoiledError, WriteJob, answer
 from callforest_mesh.chassis.write_queue import WriteQueue
 
 __all__ = ["KEY_BYTES_MAX", "Collector", "LmdbStore", "ReadTxn", "StoreStatistics", "WriteTxn"]
@@ -55,20 +55,6 @@ RETRY_AFTER_MS: Final = 5000
 _READERS_MAX: Final = 126
 _FORMAT: Final = "callforest"
 _FORMAT_KEY: Final = b"store-1"
-
-
-class _SpoiledError(Exception):
-    """A batch was aborted.
-
-    Attributes:
-        by: the write at fault, or None when it is not known which.
-        error: what the write at fault gets.
-    """
-
-    def __init__(self, by: WriteJob[Any, Any] | None, error: Exception) -> None:
-        super().__init__()
-        self.by = by
-        self.error = error
 
 
 class LmdbStore:
@@ -145,7 +131,7 @@ class LmdbStore:
             Refusal: OVERLOADED, STORE_FULL, STORE_CORRUPT, DRAINING (closed, or failed: whether the
                 write took effect is then unknown), or the function's own.
         """
-        return await self.submit(fn, _unchanged, records=records, reserve=reserve)
+        return await self.submit(fn, lambda result: result, records=records, reserve=reserve)
 
     def submit(
         self,
@@ -155,16 +141,10 @@ class LmdbStore:
         records: int = 1,
         reserve: bool = False,
     ) -> asyncio.Future[AnswerT]:
-        """Begin what `write` does; give the future of its answer.
+        """Begin what `write` does; give the future of its answer. Cancelling that undoes nothing.
 
-        Cancelling the future does not cancel the write.
-
-        Args:
-            fn: as for `write`.
-            answer_of: makes the answer of what `fn` returned, on the caller's loop, once that is
-                durable; runs even if nobody waits any more. What it raises is the caller's.
-            records: as for `write`.
-            reserve: as for `write`.
+        `answer_of` makes the answer of what `fn` returned, on the caller's loop, once that is
+        durable, even if nobody waits any more; what it raises is the caller's.
 
         Raises:
             Refusal: OVERLOADED, DRAINING.
@@ -272,7 +252,7 @@ class LmdbStore:
     def _mark(self) -> None:
         mark = self._name.encode()
         with self._env.begin(write=True, buffers=True) as raw:
-            txn = self._write_txn(raw, Batch(space=_no_limit), reserve=True)
+            txn = self._write_txn(raw, Batch(space=lambda _more: None), reserve=True)
             found = txn.get(_FORMAT, _FORMAT_KEY)
             if found is None and self._used_bytes(raw) == 0:
                 txn.put(_FORMAT, _FORMAT_KEY, mark)
@@ -317,7 +297,7 @@ class LmdbStore:
             self._fill(raw, jobs)
             used = self._used_bytes(raw)
             self._commit(raw)
-        except _SpoiledError as spoiled:
+        except SpoiledError as spoiled:
             raw.abort()
             culprit = spoiled.by or (jobs[0] if len(jobs) == 1 else None)
             if culprit is not None:
@@ -364,13 +344,13 @@ class LmdbStore:
         try:
             yield
         except lmdb.MapFullError as error:
-            raise _SpoiledError(job, self._full(self._map_size)) from error
+            raise SpoiledError(job, self._full(self._map_size)) from error
         except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
             if Exception not in kinds:
                 raise
-            raise _SpoiledError(job, corrupt(self._name, type(error).__name__)) from error
+            raise SpoiledError(job, corrupt(self._name, type(error).__name__)) from error
         except kinds as error:
-            raise _SpoiledError(job, error) from error
+            raise SpoiledError(job, error) from error
 
     def _require_space(self, more: int, *, disk_full: bool) -> None:
         if disk_full or self._used + more > self._quota:
@@ -391,10 +371,8 @@ class LmdbStore:
         return WriteTxn(self._name, txn, self._databases, batch, reserve=reserve)
 
     def _used_bytes(self, raw: _Raw) -> int:
-        """Count the bytes of all pages in use: free ones of the file do not count."""
-        total = 0
-        for database in self._databases.values():
-            stat = raw.stat(database)
+        total = 0  # of pages in use: free ones of the file do not count
+        for stat in map(raw.stat, self._databases.values()):
             pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
             total += pages * stat["psize"]
         return total
@@ -418,11 +396,3 @@ class LmdbStore:
     def _own_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("a store must not be used after fork; start processes by spawn")
-
-
-def _unchanged(result: T) -> T:
-    return result
-
-
-def _no_limit(_more: int) -> None:
-    """Refuse nothing."""

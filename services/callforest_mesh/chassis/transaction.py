@@ -154,14 +154,24 @@ class ReadTxn:
 
     def last(self, db: str, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Give the last key that begins with a prefix, with its value."""
+        found = self._last(db, prefix)
+        if found is None:
+            return None
+        key, cursor = found
+        return key, self._unsealed(db, key, cursor.value())
+
+    def last_key(self, db: str, prefix: bytes) -> bytes | None:
+        """Give the last key that begins with a prefix; its value is not looked at."""
+        found = self._last(db, prefix)
+        return None if found is None else found[0]
+
+    def _last(self, db: str, prefix: bytes) -> tuple[bytes, CursorLike] | None:
         cursor = self._of(prefix).cursor(self._databases[db])
         behind = _behind(prefix)
         passed = behind is not None and cursor.set_range(behind)
         found = cursor.prev() if passed else cursor.last()
         key = bytes(cursor.key()) if found else b""
-        if not found or not key.startswith(prefix):
-            return None
-        return key, self._unsealed(db, key, cursor.value())
+        return (key, cursor) if found and key.startswith(prefix) else None
 
     def end(self) -> None:
         """Refuse any further use."""

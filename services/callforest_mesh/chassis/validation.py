@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import protovalidate
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from callforest.error.v1 import error_reason_pb2 as er
@@ -32,7 +35,7 @@ def check(message: Message) -> None:
 def _is_plain(message: Message) -> bool:
     kind = type(message)
     if kind not in _PLAIN:
-        _PLAIN[kind] = plain_check(kind.DESCRIPTOR)
+        _PLAIN[kind] = plain_check(cast("Descriptor", kind.DESCRIPTOR))
     holds = _PLAIN[kind]
     return holds is not None and holds(message)
 

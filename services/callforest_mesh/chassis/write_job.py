@@ -59,6 +59,20 @@ class WriteJob(Generic[T, AnswerT]):
             self.future.set_result(cast("AnswerT", answer))
 
 
+class SpoiledError(Exception):
+    """A batch was aborted.
+
+    Attributes:
+        by: the write at fault, or None when it is not known which.
+        error: what the write at fault gets.
+    """
+
+    def __init__(self, by: WriteJob[Any, Any] | None, error: Exception) -> None:
+        super().__init__()
+        self.by = by
+        self.error = error
+
+
 def answer(jobs: Sequence[WriteJob[Any, Any]]) -> None:
     """Tell the waiters from the writer thread, in one hop for each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[WriteJob[Any, Any]]] = {}

@@ -145,8 +145,9 @@ class _LmdbReader:
         self._snapshot = txn
 
     def revision(self, attempt: AttemptKey) -> int:
-        found = self._snapshot.last(_EVENTS, _attempt_prefix(attempt))
-        return 0 if found is None else _revision_of(found[0])
+        # A damaged key is found where the log is folded: then the numbers do not follow each other.
+        found = self._snapshot.last_key(_EVENTS, _attempt_prefix(attempt))
+        return 0 if found is None else _revision_of(found)
 
     def read(
         self, attempt: AttemptKey, *, after: int = 0, limit: int | None = None
