@@ -27,6 +27,7 @@ from callforest_core.lineage.fingerprint import (
     FINGERPRINT_VERSION,
     ConversationScan,
     UnreadableItemError,
+    is_model_authored,
 )
 from callforest_core.lineage.items import (
     TOKEN_FIELDS,
@@ -118,7 +119,7 @@ def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequ
     else:
         chat = responses.chat_request(fields)
         forwarded = write_json(chat)
-    items = request_items(fields, dialect)
+    items = _items(fields, dialect)
     if len(items) > ITEMS_MAX:
         where = "messages" if dialect is Dialect.CHAT else "input"
         raise malformed(f"`{where}` has more than {ITEMS_MAX} items.", where)
@@ -128,7 +129,7 @@ def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequ
         dialect=dialect,
         body=forwarded,
         body_digest=digest,
-        probe=_probe(scan, digest, len(items)),
+        probe=_probe(scan, digest, items),
         scan=scan,
         replay=_replay(items, {**chat, "instructions": fields.get("instructions")}),
         streaming=streaming,
@@ -286,6 +287,17 @@ def _fingerprints(
     )
 
 
+def _items(fields: Item, dialect: Dialect) -> list[object]:
+    """Give a request's items; an `input` that is text is the one message that it stands for.
+
+    Left out, it could be exchanged for another text without any digest noticing.
+    """
+    turns = fields.get("input")
+    if dialect is Dialect.RESPONSES and isinstance(turns, str):
+        fields = {**fields, "input": [{"role": "user", "content": turns}]}
+    return request_items(fields, dialect)
+
+
 def _scan(items: list[object]) -> ConversationScan | None:
     try:
         return ConversationScan(items)
@@ -294,21 +306,49 @@ def _scan(items: list[object]) -> ConversationScan | None:
 
 
 def _probe(
-    scan: ConversationScan | None, body_digest: bytes, item_count: int
+    scan: ConversationScan | None, body_digest: bytes, items: list[object]
 ) -> capture_admission_pb2.ChainProbe:
-    """Make the probe. What cannot be read matches no record: it is never a silent root."""
+    """Make the probe. What cannot be read matches no record: it is never a silent root.
+
+    Only the prefixes that the last answer directly follows have a digest. What stands between a
+    recorded context and its answer was never shown to the model: the captured tokens would replace
+    it unseen.
+    """
+    count = len(items)
     if scan is None:
         fingerprint = hashlib.sha256(_UNREADABLE_DOMAIN + body_digest).digest()
         digests = b""
     else:
         fingerprint, digests = scan.assistant_fingerprint, scan.context_digests
-    missing = item_count + 1 - len(digests) // DIGEST_SIZE
+        if fingerprint:
+            begin, end = (DIGEST_SIZE * place for place in _last_answer(items))
+            digests = bytes(begin) + digests[begin:end]
+    missing = count + 1 - len(digests) // DIGEST_SIZE
     return capture_admission_pb2.ChainProbe(
         assistant_fingerprint=fingerprint,
-        item_count=item_count,
+        item_count=count,
         context_digests=digests + _NO_CONTEXT * missing,
         fingerprint_version=FINGERPRINT_VERSION,
     )
+
+
+def _last_answer(items: list[object]) -> tuple[int, int]:
+    """Give where the last answer begins and ends: what models wrote, its reasoning included."""
+    end = len(items)
+    while end and not is_model_authored(_fields(items[end - 1])):
+        end -= 1
+    begin = end
+    while begin and _is_answer(_fields(items[begin - 1])):
+        begin -= 1
+    return begin, end
+
+
+def _is_answer(item: Item) -> bool:
+    return is_model_authored(item) or item.get("type") == "reasoning"
+
+
+def _fields(item: object) -> Item:
+    return item if isinstance(item, dict) else {}
 
 
 def _replay(items: list[object], fields: Item) -> replay_summary_pb2.ReplaySummary | None:

@@ -1,8 +1,9 @@
 """Whether a call was sampled from the distribution that the learner scores.
 
 The learner scores the model's own distribution, at temperature 1 and untruncated. A call that was
-sampled from another one (another temperature, a truncated or masked or penalised one) would be
-trained with importance ratios that are silently wrong, so it is refused.
+sampled from another one (another temperature, a truncated or masked or penalised one), or that
+holds tokens which the engine put there itself, would be trained with importance ratios that are
+silently wrong, so it is refused.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ _NEUTRAL: Final[Mapping[str, tuple[ExtrasValue, ...]]] = {
     "logit_bias": (),
     "bad_words": (),
     "allowed_token_ids": (),
+    "thinking_token_budget": (),
+    "watermarking": (),
+    "trace_decode_token_ids": (),
+    "extra_args": (),
 }
 """The values that leave the distribution as it is; a parameter without any must be absent."""
 

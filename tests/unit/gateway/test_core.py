@@ -40,15 +40,16 @@ def refusal_of(body: bytes) -> HttpRefusal:
     return caught.value
 
 
-def test_probe_has_the_digest_of_every_prefix() -> None:
-    messages = [USER, ASSISTANT, USER]
+def test_probe_has_the_digest_of_each_prefix_that_the_last_answer_follows() -> None:
+    messages = [USER, ASSISTANT, USER, ASSISTANT, ASSISTANT, USER]
     request = core.read_request(body_of(*messages, tools=[{"type": "function"}]))
     items = request_items({"messages": messages, "tools": [{"type": "function"}]}, Dialect.CHAT)
-    assert request.probe.item_count == len(items) == 4
+    assert request.probe.item_count == len(items) == 7
     assert request.probe.assistant_fingerprint == assistant_fingerprint(items)
-    for length in range(5):
+    for length in range(8):
         digest = request.probe.context_digests[32 * length : 32 * length + 32]
-        assert digest == conversation_digest(items[:length])
+        followed = length in {4, 5}
+        assert digest == (conversation_digest(items[:length]) if followed else bytes(32))
     assert request.probe.fingerprint_version == FINGERPRINT_VERSION
     check(request.probe)
 
@@ -75,11 +76,12 @@ def test_what_cannot_be_read_matches_nothing_and_is_no_root() -> None:
 
 def test_context_that_cannot_be_read_ends_the_digests_with_what_matches_nothing() -> None:
     odd = {"role": "user", "content": [{"no": "type"}]}
-    request = core.read_request(body_of(USER, odd, ASSISTANT, USER))
-    digests = request.probe.context_digests
-    assert digests[:64] == conversation_digest([]) + conversation_digest([USER])
-    assert digests[64:] == bytes(3 * 32)
-    check(request.probe)
+    behind = core.read_request(body_of(USER, ASSISTANT, odd)).probe
+    assert behind.context_digests == bytes(32) + conversation_digest([USER]) + bytes(64)
+    before = core.read_request(body_of(USER, odd, ASSISTANT, USER)).probe
+    assert before.context_digests == bytes(5 * 32)
+    for probe in (behind, before):
+        check(probe)
 
 
 def test_replay_summarises_the_request() -> None:

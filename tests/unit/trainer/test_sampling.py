@@ -53,6 +53,10 @@ def test_extras_that_state_no_sampling_are_taken_at_their_word() -> None:
         ("logit_bias", '{"5":1}'),
         ("bad_words", '["x"]'),
         ("allowed_token_ids", "[1,2]"),
+        ("thinking_token_budget", "0"),
+        ("watermarking", "true"),
+        ("trace_decode_token_ids", "[1,2]"),
+        ("extra_args", '{"x":1}'),
     ],
 )
 def test_another_distribution_is_named(name: str, value: ExtrasValue) -> None:

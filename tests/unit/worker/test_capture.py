@@ -54,7 +54,7 @@ def sampling(**changes: Any) -> Any:
     )
     unset = (
         "stop stop_token_ids logit_bias bad_words allowed_token_ids structured_outputs logprobs "
-        "logprob_token_ids"
+        "logprob_token_ids thinking_token_budget watermarking trace_decode_token_ids extra_args"
     )
     fields = dict.fromkeys(zeros.split(), 0) | dict.fromkeys(unset.split()) | {"max_tokens": 5}
     return SimpleNamespace(**{**fields, **changes})
@@ -88,10 +88,17 @@ async def test_everything_that_crosses_is_captured(capture: Capture) -> None:
     assert capture.logprobs.tolist() == [-4.0, -5.0]
     assert (capture.weight_version, capture.spans) == (3, (WeightVersionSpan(0, 2, 3),))
     assert (capture.sampling["stop"], capture.sampling["max_tokens"]) == ('["x"]', 5)
-    assert "bad_words" not in capture.sampling
+    assert not {"bad_words", "thinking_token_budget", "watermarking"} & capture.sampling.keys()
     assert inner.asked[0]["sampling"].logprobs == 0
     assert inner.asked[0]["priority"] == 0
     assert output.outputs[0].logprobs is None
+
+
+@pytest.mark.requirement("CAP-5")
+async def test_tokens_that_the_engine_may_put_in_itself_are_told(capture: Capture) -> None:
+    await generate(ScriptedClient(), thinking_token_budget=0, watermarking=True)
+    assert capture.sampling["thinking_token_budget"] == "0"
+    assert capture.sampling["watermarking"] == "true"
 
 
 async def test_logprobs_that_the_client_asked_for_stay(capture: Capture) -> None:

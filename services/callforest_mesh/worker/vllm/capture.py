@@ -42,8 +42,12 @@ _SCALAR_SAMPLING = (
     "min_tokens",
     "ignore_eos",
 )
-# Sampling parameters that are no scalars; written as JSON, and only when the request sets them.
-_STRUCTURED_SAMPLING = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids")
+# Sampling parameters that are seldom there; written as JSON, and only when the request sets them.
+_SELDOM_SAMPLING = (
+    *("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids"),
+    # With these the engine puts tokens of its own, or biased ones, among the sampled ones.
+    *("thinking_token_budget", "watermarking", "trace_decode_token_ids", "extra_args"),
+)
 
 
 class CaptureFaultError(Exception):
@@ -249,9 +253,9 @@ def _describe_sampling(sampling_params: Any) -> dict[str, Scalar]:
     described: dict[str, Scalar] = {
         name: getattr(sampling_params, name) for name in _SCALAR_SAMPLING
     }
-    for name in _STRUCTURED_SAMPLING:
+    for name in _SELDOM_SAMPLING:
         value = getattr(sampling_params, name)
-        if value:
+        if value or (value == 0 and value is not False):  # a thinking budget of 0 is one
             described[name] = json.dumps(value, separators=(",", ":"))
     # A grammar masks the distribution that is sampled from; the logprobs are of the unmasked one.
     described["structured_outputs"] = sampling_params.structured_outputs is not None
