@@ -55,8 +55,8 @@ _CROWD = 4
 """Callers at work from which waiting for more of them pays; below it nothing ever waits."""
 _CROWD_FULL = 16
 """Callers at work from which the whole linger is waited."""
-_CROWD_KEPT = 0.9
-"""What a message leaves of the crowd that was seen before it."""
+_CROWD_KEPT_S = 0.1
+"""How long a crowd counts after it was seen."""
 _GATHERED_MAX = 32
 """Items that are never kept waiting: their message's cost is shared well enough."""
 
@@ -100,7 +100,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self._queue: deque[tuple[ItemLike, int]] = deque()
         self._wake = asyncio.Event()
         self._enough = 1
-        self._crowd = 0.0
+        self._crowd = 0
+        self._crowd_until = 0.0
         self._sequence = 0
         self._answer_count = 0
         self._closed = False
@@ -277,14 +278,17 @@ class ItemStream(Generic[PayloadT, ResultT]):
         A message costs as much as ten items. How many callers were at work lately says whether
         more are to be expected: those that a message answers come back together.
         """
-        self._crowd = max(len(self._unanswered), self._crowd * _CROWD_KEPT)
-        enough = min(_GATHERED_MAX, int(self._crowd) // 2)
+        loop = asyncio.get_running_loop()
+        present = len(self._unanswered)
+        if present >= self._crowd or loop.time() > self._crowd_until:
+            self._crowd, self._crowd_until = present, loop.time() + _CROWD_KEPT_S
+        enough = min(_GATHERED_MAX, self._crowd // 2)
         if self._crowd < _CROWD or not self._linger_s or len(self._queue) >= enough:
             return
         linger_s = self._linger_s * min(1.0, self._crowd / _CROWD_FULL)
         self._enough = enough
         self._wake.clear()
-        timer = asyncio.get_running_loop().call_later(linger_s, self._wake.set)
+        timer = loop.call_later(linger_s, self._wake.set)
         try:
             await self._wake.wait()
         finally:
