@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import select
 import shutil
 import signal
 import subprocess
@@ -26,6 +24,7 @@ from callforest_mesh.worker.engine import (
 from callforest_mesh.worker.vllm.engine import VllmEngine
 from callforest_mesh.worker.vllm.limits import VllmLimits
 from callforest_mesh.worker.vllm.options import VllmOptions
+from tests.processes import gone
 
 CHILD = Path(__file__).with_name("scripted_engine_child.py")
 LIMITS = VllmLimits(
@@ -69,18 +68,6 @@ async def ask_until_answered(engine: VllmEngine) -> EngineResult:
             with contextlib.suppress(EngineUnavailableError):
                 return await ask(engine, "answer")
             await asyncio.sleep(0.05)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; waits up to a minute for it."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], 60.0)[0])
-    finally:
-        os.close(descriptor)
 
 
 @pytest.mark.requirement("CAP-5")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from callforest_mesh.trainer.learner.process import (
     LearnerProcess,
 )
 from callforest_mesh.worker.tiny_model import make_tiny_model
+from tests.processes import gone
 
 OPTIONS = pb.LearnerOptions(
     learning_rate=1e-3,
@@ -57,18 +57,6 @@ def make_row(name: str, length: int = 12, advantage: float = 1.0) -> TrainingRow
 
 
 ROWS = [make_row("a"), make_row("b", 9, -0.5), make_row("c", 15, 0.25)]
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; waits up to a minute for it."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], 60)[0])
-    finally:
-        os.close(descriptor)
 
 
 def same_row(left: TrainingRow, right: TrainingRow) -> bool:

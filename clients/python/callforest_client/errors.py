@@ -65,6 +65,10 @@ STATUS_CODES: Mapping[er.ErrorReason.ValueType, grpc.StatusCode] = {
 }
 """The status of each reason, as the reason's comment states it."""
 
+_MESSAGE_BYTES = 768
+_FACT_BYTES = 256
+_VIOLATIONS = 8
+_VIOLATION_BYTES = 128
 _GRPC_FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 _BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -115,21 +119,28 @@ def reason_name(reason: er.ErrorReason.ValueType) -> str:
 
 def status_of(refusal: Refusal) -> status_pb2.Status:
     """Turn a refusal into its status: code, message, ErrorInfo, and RetryInfo if it has a delay."""
-    code: int = STATUS_CODES[refusal.reason].value[0]
     info = error_details_pb2.ErrorInfo(
         reason=reason_name(refusal.reason), domain=DOMAIN, metadata=refusal.facts
     )
-    status = status_pb2.Status(code=code, message=refusal.message)
-    status.details.append(_packed(info))
+    status = _status(STATUS_CODES[refusal.reason], refusal.message, info)
     if refusal.violations:
         bad = error_details_pb2.BadRequest()
-        for field, description in refusal.violations:
-            bad.field_violations.add(field=field, description=description)
+        for field, description in refusal.violations[:_VIOLATIONS]:
+            bad.field_violations.add(
+                field=_cut(field, _VIOLATION_BYTES), description=_cut(description, _VIOLATION_BYTES)
+            )
         status.details.append(_packed(bad))
-    if refusal.retry_after_ms is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(refusal.retry_after_ms)
-        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    _add_delay(status, refusal.retry_after_ms)
+    return status
+
+
+def status_of_error(error: CallforestError) -> status_pb2.Status:
+    """Turn an error that has a reason back into the status it came as, without field violations."""
+    info = error_details_pb2.ErrorInfo(
+        reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
+    )
+    status = _status(error.code, error.message, info)
+    _add_delay(status, error.retry_after_ms)
     return status
 
 
@@ -158,7 +169,10 @@ def error_of_rpc(error: grpc.aio.AioRpcError) -> CallforestError:
     CANCELLED comes as an error only when the caller did not cancel: a server that shuts down resets
     the calls that reach it too late. Such a call may be repeated.
     """
-    status = rpc_status.from_call(cast("grpc.Call", error))  # it has what from_call reads
+    try:
+        status = rpc_status.from_call(cast("grpc.Call", error))  # it has what from_call reads
+    except ValueError:  # gRPC put a code of its own over the service's
+        status = None
     if status is not None:
         return error_of(status)
     if error.code() is grpc.StatusCode.CANCELLED:
@@ -190,6 +204,36 @@ def _typed(
     transient = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     kind = UnavailableError if transient else RefusedError
     return kind(code, message, reason=reason, metadata=metadata, retry_after_ms=retry_after_ms)
+
+
+def _status(
+    code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo
+) -> status_pb2.Status:
+    """Make a status that travels whole.
+
+    It goes in trailers, of which a peer with default limits takes 8 KiB: a larger one would reach
+    its caller as another error. So texts are cut; they repeat what the caller sent.
+    """
+    number: int = code.value[0]
+    for key, value in list(info.metadata.items()):
+        info.metadata[key] = _cut(value, _FACT_BYTES)
+    cut = _cut(message, _MESSAGE_BYTES)
+    return status_pb2.Status(code=number, message=cut, details=[_packed(info)])
+
+
+def _add_delay(status: status_pb2.Status, retry_after_ms: int | None) -> None:
+    if retry_after_ms is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(retry_after_ms)
+        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+
+
+def _cut(text: str, limit_bytes: int) -> str:
+    """Cut a text to so many bytes of UTF-8."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= limit_bytes:
+        return text
+    return encoded[: limit_bytes - 3].decode("utf-8", "ignore") + "..."
 
 
 def _packed(detail: Message) -> any_pb2.Any:

@@ -17,7 +17,6 @@ from callforest_client import unary
 from callforest_client.errors import (
     CallforestError,
     UnavailableError,
-    error_of_rpc,
     error_of_stream,
 )
 from callforest_client.frames import FrameAssembler

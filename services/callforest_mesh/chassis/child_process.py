@@ -15,11 +15,19 @@ from typing import TypeVar
 
 import grpc.aio
 
+from callforest_client.channel import MESSAGE_BYTES_MAX
 from callforest_client.errors import error_of_rpc
 
 _Answer = TypeVar("_Answer")
 
+MESSAGE_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+)
+"""gRPC options of both ends. No keepalive: the process is watched, and may be busy for long."""
+
 _CHANNEL_OPTIONS = (
+    *MESSAGE_OPTIONS,
     # The socket appears when the child is up; look for it often.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -65,7 +73,6 @@ class ChildProcess:
         command: Sequence[str],
         *,
         name: str,
-        channel_options: Sequence[tuple[str, int]] = (),
         environment: Callable[[Path], Mapping[str, str]] = _no_environment,
     ) -> ChildProcess:
         """Start `command`, told its socket by `--socket PATH`.
@@ -73,7 +80,6 @@ class ChildProcess:
         Args:
             command: the program and its arguments.
             name: what errors call it, for instance "engine".
-            channel_options: of gRPC, for this end; the limits of messages.
             environment: variables on top of this process's, given the child's own directory.
 
         Raises:
@@ -97,8 +103,7 @@ class ChildProcess:
         except OSError as error:
             shutil.rmtree(scratch)
             raise ChildLostError(f"the {name} cannot be run: {error}") from error
-        options = (*channel_options, *_CHANNEL_OPTIONS)
-        channel = grpc.aio.insecure_channel(f"unix:{socket}", options=options)
+        channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
         return cls(name, process, channel, scratch)
 
     @property

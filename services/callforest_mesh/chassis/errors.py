@@ -11,11 +11,10 @@ import logging
 import secrets
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 
 from callforest.error.v1 import error_reason_pb2 as er
-from callforest_client.errors import DOMAIN, CallforestError, reason_name, status_of
+from callforest_client.errors import CallforestError, status_of, status_of_error
 from callforest_core.refusal import Refusal
 
 _LOG = logging.getLogger("callforest")
@@ -83,16 +82,4 @@ def _of_peer(error: CallforestError) -> status_pb2.Status:
                 peer=error.code.name.lower(),
             )
         )
-    status = status_pb2.Status(code=error.code.value[0], message=error.message)
-    info = error_details_pb2.ErrorInfo(
-        reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
-    )
-    details: list[any_pb2.Any] = [any_pb2.Any()]
-    details[0].Pack(info)
-    if error.retry_after_ms is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(error.retry_after_ms)
-        details.append(any_pb2.Any())
-        details[1].Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    status.details.extend(details)
-    return status
+    return status_of_error(error)

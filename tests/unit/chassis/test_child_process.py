@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import select
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from callforest_client.errors import RefusedError
 from callforest_mesh.chassis.child_process import ChildLostError, ChildProcess
+from tests.processes import gone
 
 CHILD = Path(__file__).with_name("health_child.py")
 
@@ -36,18 +35,6 @@ async def ask(child: ChildProcess, service: str) -> health_pb2.HealthCheckRespon
     stub = health_pb2_grpc.HealthStub(child.channel)
     request = health_pb2.HealthCheckRequest(service=service)
     return await child.answer_of(stub.Check(request, timeout=60))
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; waits up to a minute for it."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], 60)[0])
-    finally:
-        os.close(descriptor)
 
 
 async def test_errors_of_the_child_are_typed() -> None:

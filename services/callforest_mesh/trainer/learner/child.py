@@ -13,13 +13,9 @@ import signal
 import sys
 from pathlib import Path
 
-import grpc.aio
-
 from callforest.trainer.v1 import learner_service_pb2, learner_service_pb2_grpc
-from callforest_mesh.chassis.interceptors import EdgeInterceptor
-from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.child_server import child_server
 from callforest_mesh.chassis.lifeline import end_with_parent
-from callforest_mesh.trainer.learner.messages import MESSAGE_OPTIONS
 from callforest_mesh.trainer.learner.servicer import LearnerServicer
 
 SERVICE_NAME = learner_service_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
@@ -29,10 +25,7 @@ async def serve(socket: Path) -> None:
     """Serve one learner until the parent leaves."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    guard = EdgeInterceptor("learner", Drain(), own=frozenset({SERVICE_NAME}))
-    server = grpc.aio.server(
-        interceptors=[guard], options=MESSAGE_OPTIONS, maximum_concurrent_rpcs=4
-    )
+    server = child_server("learner", SERVICE_NAME, calls_most=4)
     learner_service_pb2_grpc.add_LearnerServiceServicer_to_server(LearnerServicer(), server)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()

@@ -16,13 +16,6 @@ from callforest_mesh.trainer.batch import (
     TrainingRow,
 )
 
-MESSAGE_BYTES_MOST = 64 * 1024 * 1024
-MESSAGE_OPTIONS = (
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MOST),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MOST),
-)
-"""gRPC options of both ends."""
-
 FRAME_BYTES = 1024 * 1024
 """A message of rows is closed when it has reached this size."""
 

@@ -16,7 +16,7 @@ from callforest.trainer.v1 import learner_service_pb2_grpc as pb_grpc
 from callforest_client.errors import CallforestError
 from callforest_mesh.chassis.child_process import ChildLostError, ChildProcess
 from callforest_mesh.trainer.batch import BatchPlan, TrainingRow
-from callforest_mesh.trainer.learner.messages import MESSAGE_OPTIONS, step_to_messages
+from callforest_mesh.trainer.learner.messages import step_to_messages
 
 _Answer = TypeVar("_Answer")
 _LOGGER = logging.getLogger(__name__)
@@ -108,9 +108,7 @@ class LearnerProcess:
             raise LearnerLostError("a learner process is started once")
         self._begun = True
         try:
-            self._child = await ChildProcess.spawn(
-                self._command, name="learner", channel_options=MESSAGE_OPTIONS
-            )
+            self._child = await ChildProcess.spawn(self._command, name="learner")
             await self._child.wait_ready(self._limits.start_s)
             self._stub = pb_grpc.LearnerServiceStub(self._child.channel)
         except ChildLostError as error:

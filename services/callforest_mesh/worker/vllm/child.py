@@ -21,12 +21,10 @@ from typing import Protocol
 import grpc.aio
 
 from callforest.worker.v1 import engine_service_pb2, engine_service_pb2_grpc
-from callforest_mesh.chassis.interceptors import EdgeInterceptor
-from callforest_mesh.chassis.item_server import Drain
+from callforest_mesh.chassis.child_server import child_server
 from callforest_mesh.chassis.lifeline import end_with_parent
 from callforest_mesh.worker.engine import Engine
 from callforest_mesh.worker.vllm.host import VllmHost
-from callforest_mesh.worker.vllm.limits import MESSAGE_OPTIONS
 from callforest_mesh.worker.vllm.options import VllmOptions
 from callforest_mesh.worker.vllm.servicer import EngineServicer
 
@@ -70,9 +68,8 @@ async def serve(socket: Path, make_engine: Callable[[Callable[[], None]], Hosted
 
 
 def make_server(engine: Engine) -> grpc.aio.Server:
-    """Make a server of an engine, guarded like the mesh's services; it listens nowhere yet."""
-    guard = EdgeInterceptor("engine", Drain(), own=frozenset({SERVICE_NAME}))
-    server = grpc.aio.server(interceptors=[guard], options=MESSAGE_OPTIONS)
+    """Make the server of an engine; it listens nowhere yet."""
+    server = child_server("engine", SERVICE_NAME)
     engine_service_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(engine), server)
     return server
 

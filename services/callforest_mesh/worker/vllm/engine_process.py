@@ -23,7 +23,7 @@ from callforest_mesh.worker.vllm.engine_messages import (
     request_to_message,
     result_from_message,
 )
-from callforest_mesh.worker.vllm.limits import MESSAGE_OPTIONS, VllmLimits
+from callforest_mesh.worker.vllm.limits import VllmLimits
 from callforest_mesh.worker.vllm.options import VllmOptions
 
 
@@ -58,10 +58,7 @@ class EngineProcess:
         """
         try:
             child = await ChildProcess.spawn(
-                command,
-                name="engine",
-                channel_options=MESSAGE_OPTIONS,
-                environment=options.environment,
+                command, name="engine", environment=options.environment
             )
         except ChildLostError as error:
             raise EngineUnavailableError(str(error)) from error

@@ -1,16 +1,8 @@
-"""The bounds of the line between the worker and its engine: sizes, deadlines, repeats."""
+"""The bounds of the line between the worker and its engine: deadlines and repeats."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-MESSAGE_BYTES_MOST = 64 * 1024 * 1024
-
-MESSAGE_OPTIONS = (
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MOST),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MOST),
-)
-"""gRPC options of both ends: a prompt with its logprobs passes whole, in no more than 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
