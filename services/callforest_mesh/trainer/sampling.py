@@ -34,6 +34,9 @@ _NEUTRAL: Final[Mapping[str, tuple[ExtrasValue, ...]]] = {
 }
 """The values that leave the distribution as it is; a parameter without any must be absent."""
 
+_LOGPROBS: Final = frozenset({"raw_logprobs", "processed_logprobs"})
+"""What log-probabilities may count as; of the own distribution the two are the same numbers."""
+
 
 def sampling_fault(extras: bytes) -> str:
     """Say what in a call's extras is not the learner's distribution; "" when nothing is.
@@ -54,4 +57,5 @@ def sampling_fault(extras: bytes) -> str:
         value = sampling.get(name)
         if value is not None and value not in neutral:
             return f"{name} is {value!r}"
-    return ""
+    mode = stated.get("logprobs_mode") if stated else None
+    return "" if mode is None or mode in _LOGPROBS else f"logprobs_mode is {mode!r}"

@@ -63,5 +63,11 @@ def test_another_distribution_is_named(name: str, value: ExtrasValue) -> None:
     assert sampling_fault(_extras(**{name: value})) == f"{name} is {value!r}"
 
 
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logits", 1])
+def test_what_is_no_log_probability_is_named(mode: ExtrasValue) -> None:
+    extras = encode_extras({"sampling": {**_PLAIN}, "logprobs_mode": mode})
+    assert sampling_fault(extras) == f"logprobs_mode is {mode!r}"
+
+
 def test_unreadable_extras_are_refused() -> None:
     assert sampling_fault(b"Z").startswith("unreadable extras")
