@@ -151,7 +151,7 @@ class ChainManifest:
 
 
 class ChainView:
-    """The state of one attempt, rebuilt by replaying its events in log order."""
+    """The rows of one attempt, added in log order. Announced calls that have none are not here."""
 
     __slots__ = ("_failures", "_poisoned_first", "_rows", "_rows_by_fingerprint")
 
@@ -207,7 +207,7 @@ class ChainView:
         return True
 
     def has_rows(self) -> bool:
-        """Say whether a call was committed or failed here; intents do not count."""
+        """Say whether a call was committed or failed here."""
         return bool(self._rows or self._failures)
 
     def row(self, call_id: str) -> ChainRow | None:
