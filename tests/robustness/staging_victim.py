@@ -43,8 +43,8 @@ def say(*words: str) -> None:
 class TalkativeCalls(StagedCalls):
     """Says what it is about to acknowledge, before anyone hears of it."""
 
-    async def put(self, tenant, call):
-        receipt = await super().put(tenant, call)
+    async def put(self, tenant, call, staged):
+        receipt = await super().put(tenant, call, staged)
         digest = hashlib.sha256(call.SerializeToString()).hexdigest()
         say("staged", call.capture_key, call.call_id, digest)
         return receipt

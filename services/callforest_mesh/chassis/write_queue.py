@@ -56,7 +56,7 @@ class WriteQueue(Generic[JobT]):
                 raise overloaded("store_queue", self._limit, retry_after_ms=100)
             self._jobs.append(job)
             # Waking the thread for each write of a burst would cost more than the write.
-            if len(self._jobs) >= self._wanted:
+            if len(self._jobs) == self._wanted:
                 self._changed.notify()
 
     def take(self, timeout_s: float) -> list[JobT] | None:

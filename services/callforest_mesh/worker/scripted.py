@@ -33,6 +33,7 @@ from callforest_mesh.worker.engine import (
 from callforest_mesh.worker.scripted_body import ScriptedBody, read_scripted_body, write_completion
 
 _RECORDED_MAX: Final = 4096
+_PROMPTS_MAX: Final = 256
 _LOGPROB_STEP: Final = np.float32(3.0 / 2**32)
 
 
@@ -135,7 +136,7 @@ class ScriptedEngine:
     template: Template = field(default_factory=ChatMlTemplate)
     script: Script | None = None
     pause: Callable[[str], Awaitable[None]] | None = None
-    prompts: deque[RecordedPrompt] = field(default_factory=lambda: deque(maxlen=_RECORDED_MAX))
+    prompts: deque[RecordedPrompt] = field(default_factory=lambda: deque(maxlen=_PROMPTS_MAX))
     cancelled_call_ids: deque[str] = field(default_factory=lambda: deque(maxlen=_RECORDED_MAX))
     _version: int = -1
     _ordinal: int = 0

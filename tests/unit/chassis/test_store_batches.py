@@ -174,3 +174,30 @@ async def test_a_failed_commit_is_fatal(tmp_path: Path) -> None:
         store.read(getting(b"a"))
     await store.close()
     assert [type(fault) for fault in faults] == [lmdb.DiskError]
+
+
+async def test_the_answer_is_made_even_if_nobody_waits_any_more(opened: Opener) -> None:
+    async with opened(kind=HeldStore) as store:
+        store.gate.clear()
+        made: list[str] = []
+
+        def answer_of(_result: None) -> None:
+            assert store.read(getting(b"a")) == b"1"
+            made.append("a")
+
+        gone = store.submit(putting(b"a", b"1"), answer_of)
+        gone.cancel()
+        assert not made
+        store.gate.set()
+        await store.write(putting(b"b", b"2"))
+        assert made == ["a"]
+
+
+async def test_what_making_the_answer_raises_is_the_callers(opened: Opener) -> None:
+    def answer_of(_result: None) -> None:
+        raise refusal()
+
+    async with opened() as store:
+        with pytest.raises(Refusal):
+            await store.submit(putting(b"a", b"1"), answer_of)
+        assert store.read(getting(b"a")) == b"1", "it was durable before the answer was made"
