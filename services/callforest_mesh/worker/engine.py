@@ -69,7 +69,8 @@ class EngineResult:
         generated_ids: every sampled token, a sampled terminator included, shape [generation].
         logprobs: log-probability of each sampled token under `logprobs_mode`, [generation].
         response: the Chat Completions response to serve, JSON bytes without token material.
-        finish_reason: "stop", "length", "tool_calls", ... as served.
+        finish_reason: "stop", "length", "tool_calls", ... as served, but never "tool_calls" where
+            the generation was cut.
         reported_completion_tokens: the engine's own count, checked against `generated_ids`.
         weight_version: version of the weights when the call began.
         weight_version_spans: every version that sampled a part, in order, covering the generation.

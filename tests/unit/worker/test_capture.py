@@ -23,6 +23,7 @@ class ScriptedClient:
     logprobs: list[dict[int, Any]] | None = None
     spans: list[tuple[int, int, str]] = field(default_factory=lambda: [(0, 2, "3")])
     seen: list[int] | None = None
+    finish_reason: str | None = "stop"
     asked: list[dict[str, Any]] = field(default_factory=list)
     name: str = "inner"
 
@@ -34,6 +35,7 @@ class ScriptedClient:
         )
         completion = SimpleNamespace(
             token_ids=self.generated,
+            finish_reason=self.finish_reason,
             logprobs=self.logprobs or [{t: SimpleNamespace(logprob=-t)} for t in self.generated],
             weight_versions=[
                 SimpleNamespace(start=start, end=end, version=version)
@@ -99,6 +101,24 @@ async def test_tokens_that_the_engine_may_put_in_itself_are_told(capture: Captur
     await generate(ScriptedClient(), thinking_token_budget=0, watermarking=True)
     assert capture.sampling["thinking_token_budget"] == "0"
     assert capture.sampling["watermarking"] == "true"
+
+
+@pytest.mark.requirement("FOR-6")
+@pytest.mark.parametrize(
+    ("engine", "served", "counts"),
+    [
+        ("stop", "tool_calls", "tool_calls"),
+        ("length", "tool_calls", "length"),
+        ("abort", "tool_calls", "abort"),
+        ("length", "length", "length"),
+        (None, "stop", "stop"),
+    ],
+)
+async def test_a_call_in_what_was_cut_does_not_hide_the_cut(
+    capture: Capture, engine: str | None, served: str, counts: str
+) -> None:
+    await generate(ScriptedClient(finish_reason=engine))
+    assert capture.reason_beside(served) == counts
 
 
 async def test_logprobs_that_the_client_asked_for_stay(capture: Capture) -> None:

@@ -74,6 +74,7 @@ class Capture:
         spans: which weights sampled what, covering the generation.
         sampling: effective sampling parameters.
         finished: the engine has generated; from here on an error is no refusal.
+        finish_reason: why the engine ended, in its own words; "" when it did not say.
     """
 
     prefix: TokenIds | None = None
@@ -87,6 +88,15 @@ class Capture:
     spans: tuple[WeightVersionSpan, ...] = ()
     sampling: dict[str, Scalar] = field(default_factory=dict)
     finished: bool = False
+    finish_reason: str = ""
+
+    def reason_beside(self, served: str) -> str:
+        """Give the reason that counts: the served one, unless the engine was cut.
+
+        The serving layer says `tool_calls` wherever it found a call, also in what was cut behind
+        it for length or given up.
+        """
+        return served if self.finish_reason in ("", "stop") else self.finish_reason
 
 
 current_capture: ContextVar[Capture | None] = ContextVar("current_capture", default=None)
@@ -210,6 +220,7 @@ def _record(capture: Capture, output: Any) -> None:
             has no logprob.
     """
     (completion,) = output.outputs
+    capture.finish_reason = completion.finish_reason or ""
     seen = np.asarray(output.prompt_token_ids, np.uint32)
     if not np.array_equal(seen, capture.prompt_ids):
         raise CaptureFaultError(

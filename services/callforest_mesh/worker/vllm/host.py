@@ -175,7 +175,7 @@ class VllmHost:
             generated_ids=capture.generated_ids,
             logprobs=capture.logprobs,
             response=write_response(response, created=request.created),
-            finish_reason=response["choices"][0]["finish_reason"],
+            finish_reason=capture.reason_beside(response["choices"][0]["finish_reason"]),
             reported_completion_tokens=response["usage"]["completion_tokens"],
             weight_version=capture.weight_version,
             weight_version_spans=capture.spans,
@@ -206,7 +206,7 @@ class VllmHost:
         if failure is not None:
             _raise_failure(failure, generated=capture.finished)
         response: dict[str, Any] = answer.model_dump(mode="json")
-        if response["choices"][0]["finish_reason"] == "abort":
+        if capture.reason_beside(response["choices"][0]["finish_reason"]) == "abort":
             raise EngineUnavailableError("the engine gave up the request")
         return response
 
