@@ -92,6 +92,8 @@ async def test_failures_cross_the_border_as_themselves(starts: Path) -> None:
         with pytest.raises(EngineRefusalError, match="no") as refusal:
             await ask(engine, "refuse")
         assert refusal.value.parameter == "do"
+        with pytest.raises(EngineRefusalError, match="chat_request"):
+            await engine.generate(EngineRequest("call-1", 1, b"", None))
         with pytest.raises(EngineUnavailableError, match="not now"):
             await ask(engine, "fail")
         with pytest.raises(EngineRefusalError, match="another model's"):

@@ -129,6 +129,9 @@ def _port_error(error: CallforestError | ChildLostError) -> Exception:
         return EngineUnavailableError(str(error))
     if error.reason == er.ERROR_REASON_REQUEST_REFUSED:
         return EngineRefusalError(error.message, parameter=error.metadata.get("parameter", ""))
+    if error.reason == er.ERROR_REASON_INVALID_MESSAGE:
+        # The guard of the engine's server refused what no engine could read.
+        return EngineRefusalError(error.message)
     if error.reason == er.ERROR_REASON_WEIGHT_VERSION_STALE:
         return StaleWeightsError(error.message, int(error.metadata["current_version"]))
     if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
