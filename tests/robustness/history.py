@@ -7,7 +7,7 @@ is read from the services: what was acknowledged must be there once, and with th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from callforest.capture.v1 import receipt_pb2, staged_call_pb2
@@ -204,13 +204,22 @@ def check_groups(
     return faults
 
 
-def check_metrics(metrics: Iterable[trainer_service_pb2.StepMetrics]) -> Faults:
-    """A weight version belongs to one step of one life, and later ones are higher."""
+def check_metrics(
+    metrics: Iterable[trainer_service_pb2.StepMetrics], issued: Container[int]
+) -> Faults:
+    """A weight version was issued, belongs to one step of one life, and later ones are higher.
+
+    Args:
+        metrics: as watchers saw them; a new watch of the same life begins at its beginning.
+        issued: the versions that the trainer remembers to have issued.
+    """
     faults = Faults()
     seen: dict[int, trainer_service_pb2.StepMetrics] = {}
     for one in metrics:
         version = one.weight_version
         known = seen.get(version)
+        if version not in issued:
+            faults.lost.append(f"the issue of weight version {version}")
         if known is None:
             if seen and version < max(seen):
                 faults.changed.append(f"weight version {version} came behind {max(seen)}")

@@ -238,8 +238,8 @@ async def check_calls_and_rows(mesh: VictimMesh, run: KillRun) -> None:
 async def check_training(mesh: VictimMesh, run: KillRun) -> None:
     """Follow what was trained over all lives; wait for the cleanup of what was consumed."""
     history = run.load.history
-    run.faults.extend(check_metrics(history.metrics))
     run.lineage = read_diary((mesh.gauges / DIARY).read_text().splitlines())
+    run.faults.extend(check_metrics(history.metrics, run.lineage.versions))
     published = [row_id for one in history.groups.values() for row_id in one.row_ids]
     run.faults.extend(training_faults(run.lineage, published))
     deadline = time.monotonic() + ANSWER_S

@@ -185,9 +185,11 @@ def test_a_weight_version_that_comes_again_is_found() -> None:
         return trainer_service_pb2.StepMetrics(step=step, weight_version=version)
 
     first, second = metrics(1, 1), metrics(2, 2)
-    assert check_metrics([first, second, first, second, metrics(2, 4)]).all() == []
-    assert check_metrics([first, second, metrics(3, 2)]).duplicated == ["weight version 2"]
-    assert check_metrics([second, first]).changed == ["weight version 1 came behind 2"]
+    issued = range(1, 5)
+    assert check_metrics([first, second, first, second, metrics(2, 4)], issued).all() == []
+    assert check_metrics([first, second, metrics(3, 2)], issued).duplicated == ["weight version 2"]
+    assert check_metrics([second, first], issued).changed == ["weight version 1 came behind 2"]
+    assert check_metrics([first, second], [2]).lost == ["the issue of weight version 1"]
 
 
 def lines(*deeds: tuple[str, object]) -> list[str]:

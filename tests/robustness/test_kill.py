@@ -51,6 +51,7 @@ async def test_killed_services_lose_nothing_and_the_run_completes(directory: Pat
     assert len(history.served) >= options.load.calls
     assert len(run.lineage.steps) == run.head_cursor == run.committed_cursor == groups
     assert run.lineage.lives == len(options.trainer_kills) + 1
+    assert history.metrics, "someone watched"
     assert run.lineage.undone > 0, "a trainer died with steps that no checkpoint held"
     assert run.staged_left == 0
 
