@@ -300,12 +300,15 @@ class ItemStream(Generic[PayloadT, ResultT]):
         total = 0
         while self._queue and len(batch) < MESSAGE_ITEMS:
             item, size = self._queue[0]
+            pending = self._unanswered.get(item.context.sequence)
+            if pending is None and item.WhichOneof("body") != "cancel":
+                self._queue.popleft()  # nobody waits for it any more: it must not begin now
+                continue
             total += size
             if batch and total > MESSAGE_BYTES:
                 break
             self._queue.popleft()
             batch.append(item)
-            pending = self._unanswered.get(item.context.sequence)
             if pending is not None:
                 pending.sent = True
         return batch

@@ -11,7 +11,7 @@ from grpc_status import rpc_status
 from callforest.capture.v1 import staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as pb
-from callforest_client.errors import RefusedError, status_of
+from callforest_client.errors import RefusedError, UnavailableError, status_of
 from callforest_client.item_stream import ItemStream
 from callforest_client.streams import STAGE
 from callforest_core.refusal import Refusal
@@ -118,3 +118,37 @@ async def test_a_refusal_of_the_whole_stream_reaches_its_callers(
     with pytest.raises(RefusedError) as caught:
         await send_over(Broken(error, side))
     assert caught.value.code is error.code()
+
+
+class Slow(Answering):
+    """A stream whose first message takes as long as the test wants; it notes what was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.open = asyncio.Event()
+        self.sequences: list[int] = []
+
+    async def write(self, request: pb.StageRequest) -> None:
+        self.begun.set()
+        await self.open.wait()
+        self.sequences += [item.context.sequence for item in request.items]
+        await super().write(request)
+
+
+@pytest.mark.requirement("API-6")
+async def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
+    """Its caller was told that there is no answer, and may have made another call since."""
+    slow = Slow()
+    stream = ItemStream(STAGE, lambda **_: slow)
+    try:
+        first = asyncio.ensure_future(stream.send(CALL, tenant="t", timeout_s=WAIT_S))
+        await slow.begun.wait()
+        with pytest.raises(UnavailableError):
+            await stream.send(CALL, tenant="t", timeout_s=0.01)
+        slow.open.set()
+        await first
+        await stream.send(CALL, tenant="t", timeout_s=WAIT_S)
+        assert slow.sequences == [1, 3]
+    finally:
+        await stream.close()
