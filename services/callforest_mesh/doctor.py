@@ -16,6 +16,7 @@ from typing import Final
 
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.configuration_section import ConfigurationError
+from callforest_mesh.chassis.directory import sync_directory
 
 _DISTRIBUTIONS: Final = ("grpcio", "protobuf", "protovalidate", "lmdb", "aiohttp", "numpy")
 _LOCAL_ONLY: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "lustre", "afs"}
@@ -80,11 +81,7 @@ def _state_directory(path: Path) -> Finding:
             file.write(b"callforest")
             file.flush()
             os.fsync(file.fileno())
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path)
     except OSError as error:
         return _bad("state_dir", f"{path}: {error.strerror}; set state_dir to a writable directory")
     return _good("state_dir", f"{path} is writable, and fsync works")

@@ -7,12 +7,12 @@ issued twice, whatever the checkpoint says (TRN-10).
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 
 from callforest_mesh.chassis.directory import sync_directory
+from callforest_mesh.chassis.durable_file import replace_durably
 
 _ISSUED = "issued_weight_version.json"
 _CHECKPOINT = re.compile(r"^step-(\d{9})$")
@@ -59,13 +59,8 @@ class TrainerJournal:
         """
         if version <= self.issued_version():
             raise ValueError(f"weight version {version} was issued before")
-        temporary = self._directory / (_ISSUED + ".new")
-        with temporary.open("w") as file:
-            json.dump({"weight_version": version}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._directory / _ISSUED)
-        sync_directory(self._directory)
+        note = json.dumps({"weight_version": version})
+        replace_durably(self._directory / _ISSUED, note.encode())
 
     def weights_path(self, version: int) -> Path:
         """Name the file that holds a version's weights."""

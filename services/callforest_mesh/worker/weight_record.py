@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from callforest_mesh.chassis.durable_file import replace_durably
 
 _FILE = "weights.json"
 
@@ -49,17 +50,7 @@ def write_weight_record(directory: Path, record: WeightRecord) -> None:
     """Write the last update so that a power cut leaves the old record or the new one."""
     directory.mkdir(parents=True, exist_ok=True)
     fields = {"path": record.path, "version": record.version, "sha256": record.sha256.hex()}
-    unfinished = directory / f"{_FILE}.new"
-    with unfinished.open("wb") as file:
-        file.write(json.dumps(fields).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(directory / _FILE)
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_durably(directory / _FILE, json.dumps(fields).encode())
 
 
 def digest_file(path: str) -> bytes:
