@@ -112,7 +112,7 @@ def too_large(limit_bytes: int) -> HttpRefusal:
 def unsupported_encoding(coding: str) -> HttpRefusal:
     """Make the refusal of a compressed body."""
     return HttpRefusal(
-        415, "unsupported_encoding", f"Send the body as it is, without {ascii(coding[:32])}."
+        415, "unsupported_encoding", f"Send the body as it is, without {coding[:32]!a}."
     )
 
 
