@@ -242,7 +242,15 @@ class HttpFuzz:
 
     def _headers(self, body: bytes) -> Iterator[bytes]:
         for bearer in (
-            *("", "Bearer", "Bearer ", "bearer a b", "Basic eA==", "Bearer caf\u00e9", "Bearer a/b"),
+            *(
+                "",
+                "Bearer",
+                "Bearer ",
+                "bearer a b",
+                "Basic eA==",
+                "Bearer caf\u00e9",
+                "Bearer a/b",
+            ),
             *(f"Bearer {'x' * 200}", "Bearer nobody"),
         ):
             yield f"Authorization: {bearer}\r\n".encode()
@@ -274,10 +282,12 @@ class HttpFuzz:
         yield self._request(route, body, headers=b"Content-Length: -1\r\n").content
         yield self._request(route, body, headers=b"Expect: the-impossible\r\n").content
         yield self._request(
-            route, b"zz\r\nnonsense\r\n", headers=b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n"
+            route,
+            b"zz\r\nnonsense\r\n",
+            headers=b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n",
         ).content
         yield self._request(route, body, path="/" + "x" * 9_000).content
-        chunked = self._request(route, b"5\r\n{\"a\"", headers=b"Transfer-Encoding: chunked\r\n")
+        chunked = self._request(route, b'5\r\n{"a"', headers=b"Transfer-Encoding: chunked\r\n")
         yield re.sub(rb"Content-Length: \d+\r\n", b"", chunked.content)
 
 
@@ -287,7 +297,10 @@ _TAILS: Final = ("/", "?a=b", "?%00", "//x", "/../healthz", "#x", "?" + "q=1&" *
 def fault_of_answer(answer: bytes, request: Request) -> tuple[str, str | None]:
     """Give the code of an answer, and what is wrong with it."""
     if not answer:
-        return "CLOSED", "no answer to a whole request" if request.whole else None
+        return (
+            "CLOSED",
+            "no answer to a whole request" if request.whole and request.is_http else None,
+        )
     played = cast("socket.socket", _Played(answer))
     asked = request.content.partition(b" ")[0].decode("latin-1")
     response = http.client.HTTPResponse(played, method=asked)

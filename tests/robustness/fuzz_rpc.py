@@ -22,7 +22,7 @@ from grpc_status import rpc_status
 
 import callforest
 from callforest.error.v1 import error_reason_pb2 as er
-from callforest_client.errors import DOMAIN, STATUS_CODES
+from callforest_client.errors import DOMAIN, STATUS_CODES, reason_name
 from callforest_client.frames import FRAME_FIELDS, frames_of
 from tests.robustness.fuzz_seeds import Seeds
 from tests.robustness.mutation import MessageMutation
@@ -37,8 +37,10 @@ ANSWER_S: Final = 30.0
 QUIET_S: Final = 0.05
 """A wait of the caller's choice is cancelled once it was silent for so long."""
 _WAITS: Final = ("Await", "Subscribe", "Watch")
+_SERVED: Final = frozenset({"OK", "ITEM_OK", "CANCELLED_BY_CALLER", "200"})
 _ENDS: Final = ("Close", "Seal", "Drop", "Delete")
 _BY_NUMBER: Final = {code.value[0]: code for code in grpc.StatusCode}
+_REASONS: Final = {reason_name(number): number for number in er.ErrorReason.values()}
 _EXCEPTION_TEXT: Final = re.compile(
     r"Traceback|File \"|\b[A-Za-z]+(Error|Exception)\b(?!_)|has no attribute|object is not|"
     r"NoneType|<class |object at 0x|unexpected keyword|KeyError|\bpb2\b|site-packages"
@@ -109,15 +111,20 @@ class Tally:
         messages: how many were sent.
         answers: how often each code or reason came.
         faults: what may not come back, with what had been sent.
+        served: the methods and routes that did what they were asked at least once: there, messages
+            reach more than a parser.
     """
 
     messages: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    served: set[str] = field(default_factory=set)
 
     def count(self, where: str, answer: str, fault: str | None, sent: bytes = b"") -> None:
         """Take an answer."""
         self.answers[answer] += 1
+        if answer in _SERVED:
+            self.served.add(where)
         if fault is not None:
             self.faults.append(f"{where}: {fault}; sent {sent[:400].hex()}")
 
@@ -140,12 +147,9 @@ def fault_of_status(status: status_pb2.Status) -> tuple[str, str | None]:
         named = code.name if code else str(status.code)
         return named, f"an error without ErrorInfo: {named} {status.message!r}"
     info = infos[0]
-    number = er.ErrorReason.keys().index(f"ERROR_REASON_{info.reason}") if (
-        f"ERROR_REASON_{info.reason}" in er.ErrorReason.keys()
-    ) else None
-    if info.domain != DOMAIN or number is None:
+    reason = _REASONS.get(info.reason)
+    if info.domain != DOMAIN or reason is None:
         return info.reason, f"an unknown reason {info.domain} {info.reason}"
-    reason = er.ErrorReason.Value(f"ERROR_REASON_{info.reason}")
     if STATUS_CODES.get(reason) is not code:
         return info.reason, f"{info.reason} came as {code}"
     if reason in (er.ERROR_REASON_INTERNAL, er.ERROR_REASON_STORE_CORRUPT):
@@ -228,12 +232,16 @@ class RpcFuzz:
         except grpc.aio.AioRpcError as error:
             self._take_error(method, error, messages)
             return
-        self._tally.count(method.path, ended, None)
+        self._tally.count(
+            method.path, "STREAM_OK" if method.item and ended == "OK" else ended, None
+        )
 
-    def _open(self, method: Method, messages: Sequence[bytes]):  # noqa: ANN202 - four kinds
+    def _open(self, method: Method, messages: Sequence[bytes]):
         channel = self._channels[method.server]
         if not method.descriptor.client_streaming:
-            kind = channel.unary_stream if method.descriptor.server_streaming else channel.unary_unary
+            kind = (
+                channel.unary_stream if method.descriptor.server_streaming else channel.unary_unary
+            )
             return kind(method.path)(messages[0])
 
         async def requests():

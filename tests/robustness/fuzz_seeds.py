@@ -1,8 +1,8 @@
 """Valid messages of any type, made from its descriptor, the rules of its schema, and known facts.
 
-A mutation of nonsense only ever reaches the parser. So seeds are right: their fields keep the rules,
-and where a field's name says what belongs there, it is something that the mesh knows. Names come
-from short lists, which bounds what a run of any length can store.
+A mutation of nonsense only ever reaches the parser. So seeds are right: their fields keep the
+rules, and where a field's name says what belongs there, it is something that the mesh knows. Names
+come from short lists, which bounds what a run of any length can store.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import protovalidate
-from buf.validate import validate_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from buf.validate import validate_pb2
 from callforest.capture.v1 import capture_admission_pb2, commit_coords_pb2, staged_call_pb2
 
 _ALPHABET: Final = "ABCXYZabcxyz0189._-"

@@ -1,8 +1,9 @@
-"""The mesh under fuzz: its process, what was played in it before, and proof that it is whole after."""
+"""The mesh under fuzz: its process, what was played in it, and proof that it is whole after."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import sys
@@ -38,8 +39,8 @@ from tests.unit.staging.calls import Chain
 
 START_S: Final = 60.0
 _ONE_ARENA: Final = {"MALLOC_ARENA_MAX": "1"}
-"""Keeps the memory measure from the C library's habit of giving each thread a heap of its own, whose
-gaps grow for hours before they settle."""
+"""Keeps the measure from the C library's habit of giving each thread a heap of its own: their gaps
+grow for long before they settle."""
 _EXTRA_OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -105,7 +106,8 @@ class FuzzedMesh:
 
     async def measure(self) -> dict[str, int]:
         """Ask the process what memory it holds, in KiB."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.write(b"measure\n")
         return json.loads(await asyncio.wait_for(self.process.stdout.readline(), START_S))
 
@@ -130,7 +132,7 @@ async def fuzzed_mesh(directory: Path) -> AsyncIterator[FuzzedMesh]:
             env=os.environ | _ONE_ARENA,
         )
     async with AsyncExitStack() as stack:
-        stack.callback(_kill, process)
+        stack.push_async_callback(_end, process)
         assert process.stdout
         said = await asyncio.wait_for(process.stdout.readline(), START_S)
         assert said, log.read_text()
@@ -146,9 +148,10 @@ async def fuzzed_mesh(directory: Path) -> AsyncIterator[FuzzedMesh]:
         yield mesh
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.kill()
+    await process.wait()
 
 
 async def _play(mesh: FuzzedMesh, directory: Path) -> None:
@@ -212,6 +215,8 @@ def _facts(
         "declared_response_id": [*response_ids, "chatcmpl-x"],
         "response_id": response_ids,
         "consumer": ["trainer", "other"],
+        "sha256": [hashlib.sha256(b"weights").digest()],
+        "weight_version": [1, 2, 3, 5, 8, 1000],
         "timeout_ms": [2000, 2000, 2000, 20, 1, 30_000],
         "wait_ms": [0, 1, 10, 3_600_000],
         "path": [str(weights), str(directory), "/nowhere", "/dev/zero"],

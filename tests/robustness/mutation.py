@@ -6,12 +6,16 @@ import copy
 import json
 import random
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from tests.robustness.fuzz_seeds import Seeds
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and indices from a body down to a value."""
+Container: TypeAlias = dict[str, object] | list[object]
 
 _TEXTS: Final = (
     "",
@@ -204,7 +208,17 @@ def wrong_at_every_key(body: dict[str, object]) -> Iterator[bytes]:
 def broken_json(body: dict[str, object], chance: random.Random) -> Iterator[bytes]:
     """Give what is no JSON, and JSON that readers take differently."""
     text = json.dumps(body).encode("ascii")
-    yield from (b"", b"null", b"[]", b'"x"', b"0", b"{", b"{}", b"\xff\xfe{}", b"\xef\xbb\xbf" + text)
+    yield from (
+        b"",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"0",
+        b"{",
+        b"{}",
+        b"\xff\xfe{}",
+        b"\xef\xbb\xbf" + text,
+    )
     yield text.decode().encode("utf-16")
     yield from (text + b"}", text + text, text + b"\0", b"/**/" + text, text.replace(b'"', b"'"))
     for deep in (100, 200, 5_000, 200_000):
@@ -221,7 +235,7 @@ def broken_json(body: dict[str, object], chance: random.Random) -> Iterator[byte
         yield text[:at] + chance.randbytes(chance.randint(1, 3)) + text[at + 1 :]
 
 
-def _paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def _paths(value: object, path: Path = ()) -> Iterator[Path]:
     if path:
         yield path
     if isinstance(value, dict):
@@ -232,16 +246,16 @@ def _paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[st
             yield from _paths(one, (*path, index))
 
 
-def _holder(body: dict[str, object], path: tuple[str | int, ...]) -> object:
-    holder: object = body
+def _holder(body: dict[str, object], path: Path) -> Container:
+    holder: Container = body
     for key in path[:-1]:
-        holder = holder[key]  # type: ignore[index] - the path came from the body
+        holder = cast("Container", cast("dict[str | int, object]", holder)[key])
     return holder
 
 
-def _put(body: dict[str, object], path: tuple[str | int, ...], value: object) -> None:
-    _holder(body, path)[path[-1]] = value  # type: ignore[index]
+def _put(body: dict[str, object], path: Path, value: object) -> None:
+    cast("dict[str | int, object]", _holder(body, path))[path[-1]] = value
 
 
-def _drop(body: dict[str, object], path: tuple[str | int, ...]) -> None:
-    del _holder(body, path)[path[-1]]  # type: ignore[attr-defined]
+def _drop(body: dict[str, object], path: Path) -> None:
+    del cast("dict[str | int, object]", _holder(body, path))[path[-1]]

@@ -1,6 +1,6 @@
 """Bad input on every RPC and every HTTP route: typed errors only, and the mesh stays whole.
 
-`DEPTH=100 pytest tests/robustness/test_fuzz.py` sends a hundred times as many messages, SEED others.
+`DEPTH=100 pytest tests/robustness/test_fuzz.py` sends a hundred times as many, SEED others.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.robustness.fuzz_world import FuzzedMesh, finish_kept, fuzzed_mesh, un
 DEPTH = int(os.environ.get("DEPTH", "1"))
 SEED = int(os.environ.get("SEED", "0"))
 MESSAGES = 10_000 * DEPTH
-WARM_UP = 4_000
+WARM_UP = 6_000 * DEPTH
 AT_ONCE = 16
 AN_ATTEMPT = 500
 LEARNER = "learner"
@@ -61,6 +61,11 @@ class Fuzz:
         self.methods = [method for method in methods() if method.server != LEARNER]
         self._sending = self._calls()
 
+    def everything(self) -> set[str]:
+        """Name every method and route."""
+        ways = {f"{route.method} {route.path}" for route in self.requests}
+        return ways | {method.path for method in self.methods}
+
     async def send(self, count: int) -> None:
         """Send so many messages more, several calls at once."""
         goal = self.tally.messages + count
@@ -89,6 +94,15 @@ async def oversize(fuzz: Fuzz) -> None:
         await fuzz.rpc.send(method, [bytes(MESSAGE_BYTES_MAX + 1)])
 
 
+async def measured(fuzz: Fuzz, mesh: FuzzedMesh, count: int) -> list[dict[str, int]]:
+    """Send so many messages; measure ten times on the way."""
+    measures = []
+    for _ in range(10):
+        await fuzz.send(count // 10)
+        measures.append(await mesh.measure())
+    return measures
+
+
 def unexplained(log: str) -> list[str]:
     """Give the log's entries with a trace, but for aiohttp's about what is no HTTP request."""
     entries = re.split(r"\n(?=(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):)", log)
@@ -102,11 +116,11 @@ async def test_bad_input_gets_typed_errors_and_harms_nothing(mesh: FuzzedMesh) -
     """10,000 broken messages: no crash, no untyped error, no growth; the mesh is whole after."""
     fuzz = Fuzz(mesh, SEED)
     await oversize(fuzz)
-    await fuzz.send(WARM_UP)
-    before, begun = await mesh.measure(), time.monotonic()
-    await fuzz.send(MESSAGES)
+    warm = await measured(fuzz, mesh, WARM_UP)
+    begun = time.monotonic()
+    curve = await measured(fuzz, mesh, MESSAGES)
     seconds = time.monotonic() - begun
-    after = await mesh.measure()
+    before, after = warm[-1], curve[-1]
     crashed = not mesh.alive
     faults = [*await unsound(mesh), *await finish_kept(mesh)]
     status = await mesh.stop()
@@ -117,13 +131,14 @@ async def test_bad_input_gets_typed_errors_and_harms_nothing(mesh: FuzzedMesh) -
         "crashes": int(crashed),
         "untyped": len(fuzz.tally.faults),
         "rss_growth": round(growth, 5),
-        "rss_kib": [before["rss"], after["rss"]],
+        "rss_kib": [one["rss"] for one in (before, *curve)],
         "stores_kib": [before["stores"], after["stores"]],
         "messages_per_s": round(MESSAGES / seconds),
         "answers": dict(fuzz.tally.answers.most_common()),
     }
     print("RESULT " + json.dumps(result))
     assert fuzz.tally.faults == []
+    assert fuzz.everything() - fuzz.tally.served == set()
     assert (crashed, status, faults) == (False, 0, [])
     assert unexplained(log) == []
     assert growth <= 0.01, result
