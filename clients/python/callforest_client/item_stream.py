@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,9 +23,7 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import (
     CallforestError,
     RefusedError,
-    UnavailableError,
     error_of,
-    error_of_rpc,
     status_of,
 )
 from callforest_client.frames import (
@@ -34,6 +33,7 @@ from callforest_client.frames import (
     FrameAssembler,
     frames_of,
 )
+from callforest_client.stream_breaks import broken, late, why_ended
 from callforest_client.stream_spec import (
     ItemCall,
     ItemLike,
@@ -47,7 +47,9 @@ from callforest_core.refusal import Refusal
 MESSAGE_ITEMS = 256
 MESSAGE_BYTES = 2 << 20
 STREAM_S = 3600.0
-"""A stream is renewed after this long, since every RPC has a deadline; its items go on."""
+"""A stream's own deadline, since every RPC has one."""
+RENEW_S = 1800.0
+"""A stream of this age takes nothing new; once it has answered what it took, another is opened."""
 _ITEM_OVERHEAD_BYTES = 256
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
@@ -82,6 +84,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         unanswered_max: callers beyond this many wait for a place.
         linger_s: how long to gather items at most, once several callers are at work; 0 never
             waits.
+        renew_s: age from which a stream takes nothing new and another is opened.
     """
 
     def __init__(
@@ -91,14 +94,17 @@ class ItemStream(Generic[PayloadT, ResultT]):
         *,
         unanswered_max: int = 1024,
         linger_s: float = 0.005,
+        renew_s: float = RENEW_S,
     ) -> None:
         self._spec = spec
         self._connect = connect
         self._linger_s = linger_s
+        self._renew_s = renew_s
         self._places = asyncio.Semaphore(unanswered_max)
         self._unanswered: dict[int, _Pending[PayloadT, ResultT]] = {}
         self._queue: deque[tuple[ItemLike, int]] = deque()
         self._wake = asyncio.Event()
+        self._retired = asyncio.Event()
         self._enough = 1
         self._crowd = 0
         self._crowd_until = 0.0
@@ -145,7 +151,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             finally:
                 self._places.release()
         except TimeoutError:
-            raise _late(self._spec.name, timeout_s) from None
+            raise late(self._spec.name, timeout_s) from None
 
     async def close(self) -> None:
         """End the stream; callers that still wait get UnavailableError."""
@@ -155,7 +161,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             self._runner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._runner
-        self._fail_all(_broken(self._spec.name, "closed"))
+        self._fail_all(broken(self._spec.name, "closed"))
 
     def _enqueue(
         self,
@@ -166,7 +172,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         traceparent: str,
     ) -> _Pending[PayloadT, ResultT]:
         if self._closed:
-            raise _broken(self._spec.name, "closed")
+            raise broken(self._spec.name, "closed")
         self._sequence += 1
         pending = _Pending(
             self._sequence, payload, tenant, deadline, traceparent, loop.create_future()
@@ -182,6 +188,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
     def _retire(self, pending: _Pending[PayloadT, ResultT]) -> None:
         """Forget an item; tell the server if nobody waits for its answer any more."""
         self._unanswered.pop(pending.sequence, None)
+        self._retired.set()
         future = pending.future
         answered = future.done() and not future.cancelled()
         if answered:
@@ -235,7 +242,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 backoff_s = _BACKOFF_FIRST_S
             elif self._unanswered:
                 # Waiting is bounded by the callers' own timeouts, each of which empties its place.
-                await asyncio.sleep(backoff_s)
+                await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - spreads load
                 backoff_s = min(backoff_s * 2, _BACKOFF_LAST_S)
 
     async def _converse(self) -> bool:
@@ -256,8 +263,12 @@ class ItemStream(Generic[PayloadT, ResultT]):
         return self._answer_count > before
 
     async def _write(self, call: ItemCall) -> None:
+        renew_at = asyncio.get_running_loop().time() + self._renew_s
         while True:
             await self._wake.wait()
+            if asyncio.get_running_loop().time() >= renew_at:
+                await self._answered()
+                return
             await self._gather()
             batch = self._next_batch()
             if not batch:
@@ -268,9 +279,15 @@ class ItemStream(Generic[PayloadT, ResultT]):
             try:
                 await call.write(self._spec.request(items=batch))
             except grpc.aio.AioRpcError as error:
-                raise _why_ended(self._spec.name, error) from None
+                raise why_ended(self._spec.name, error) from None
             except asyncio.InvalidStateError:
-                raise _broken(self._spec.name, "ended") from None
+                raise broken(self._spec.name, "ended") from None
+
+    async def _answered(self) -> None:
+        """Wait until everything that was sent has its answer, or nobody waits for it."""
+        while any(pending.sent for pending in self._unanswered.values()):
+            self._retired.clear()
+            await self._retired.wait()
 
     async def _gather(self) -> None:
         """Let more items come while several callers are at work.
@@ -321,8 +338,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
                     self._take(result, assembler)
             code = await call.code()
         except grpc.aio.AioRpcError as error:
-            raise _why_ended(self._spec.name, error) from None
-        raise _broken(self._spec.name, code.name)
+            raise why_ended(self._spec.name, error) from None
+        raise broken(self._spec.name, code.name)
 
     def _take(self, result: ResultLike, assembler: FrameAssembler) -> None:
         self._answer_count += 1
@@ -345,14 +362,14 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 answer = self._spec.answer.FromString(assembler.end(sequence))
                 pending.future.set_result(answer)
             else:
-                pending.future.set_exception(_broken(self._spec.name, "an empty result"))
+                pending.future.set_exception(broken(self._spec.name, "an empty result"))
         except Refusal as refusal:
             pending.future.set_exception(error_of(status_of(refusal)))
 
     def _after_break(self, error: CallforestError | None) -> None:
         """Queue what may be repeated again and fail what may not."""
         self._queue.clear()
-        failure = error or _broken(self._spec.name, "ended")
+        failure = error or broken(self._spec.name, "ended")
         fatal = isinstance(failure, RefusedError) and failure.retry_after_ms is None
         now = asyncio.get_running_loop().time()
         for pending in list(self._unanswered.values()):
@@ -374,38 +391,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self._unanswered.clear()
 
 
-def _why_ended(name: str, error: grpc.aio.AioRpcError) -> CallforestError:
-    """Turn the error of a whole stream into what its items get.
-
-    Our services give a reason with every INTERNAL and UNKNOWN. Without one, the code is gRPC's own:
-    for instance for a write into a stream that the server has just ended, whatever its status was.
-    """
-    failure = error_of_rpc(error)
-    own = failure.reason != er.ERROR_REASON_UNSPECIFIED
-    if own or failure.code not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-        return failure
-    return _broken(name, failure.code.name)
-
-
 def _expire(pending: _Pending[PayloadT, ResultT]) -> None:
     if not pending.future.done():
         pending.late = True
         pending.future.set_exception(TimeoutError())
-
-
-def _late(name: str, timeout_s: float) -> UnavailableError:
-    return UnavailableError(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        f"{name} did not answer in time; repeat with the same ids",
-        reason=er.ERROR_REASON_ITEM_DEADLINE,
-        metadata={"timeout_ms": str(int(timeout_s * 1000))},
-    )
-
-
-def _broken(name: str, how: str) -> UnavailableError:
-    return UnavailableError(
-        grpc.StatusCode.UNAVAILABLE,
-        f"the {name} stream is broken ({how})",
-        reason=er.ERROR_REASON_PEER_UNAVAILABLE,
-        metadata={"peer": name},
-    )
