@@ -263,10 +263,12 @@ class ItemStream(Generic[PayloadT, ResultT]):
         return self._answer_count > before
 
     async def _write(self, call: ItemCall) -> None:
-        renew_at = asyncio.get_running_loop().time() + self._renew_s
+        loop = asyncio.get_running_loop()
+        renew_at = loop.time() + self._renew_s
+        before = self.message_count
         while True:
             await self._wake.wait()
-            if asyncio.get_running_loop().time() >= renew_at:
+            if loop.time() >= renew_at and self.message_count > before:
                 await self._answered()
                 return
             await self._gather()

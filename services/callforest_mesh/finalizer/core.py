@@ -20,6 +20,7 @@ from callforest_core.custody.row import LinearizedRow
 from callforest_core.custody.tokens import encode_floats, encode_ids
 from callforest_core.custody.verification import VerificationError, verify_paths
 from callforest_core.forest.layout import Contribution, RowPurpose, Segment, lay_out_group
+from callforest_core.forest.sampling import sampling_fault
 from callforest_core.lineage.items import Dialect, ItemsError, response_items
 from callforest_core.lineage.terminal import Terminal, TerminalStage, attribute_terminal
 from callforest_core.refusal import Refusal
@@ -143,7 +144,8 @@ def verify(
     """Verify every staged call of the attempt and join the scored path (FOR-4).
 
     The chain hash of every call is checked, dead branches included, and the cumulative hash at the
-    terminal.
+    terminal. A call on the path that was sampled from another distribution than a learner scores
+    masks its rollout here: once published, it could only stop the trainer.
     """
     receipt = Receipt(
         capture_key=capture_key,
@@ -155,6 +157,10 @@ def verify(
         (row,) = verify_paths(receipt, calls, [terminal.call_id or ""])
     except VerificationError as error:
         return Mask(error.code, str(error))
+    extras = {call.identity.call_id: call.extras for call in calls}
+    for call_id in row.call_ids:
+        if fault := sampling_fault(extras[call_id]):
+            return Mask("sampling_mismatch", f"{call_id}: {fault}")
     return row
 
 

@@ -30,6 +30,7 @@ MASK_REASONS: Final = frozenset(
     {
         *(TRAINS, "attempt_not_captured", "pending_call", "capture_poisoned"),
         *("terminal_not_attributed", "staged_call_missing", "staged_call_corrupt"),
+        "sampling_mismatch",
         *("unsupported_schema", "unsupported_digest", "unsupported_extras_digest"),
         *("rollout_failed", "empty_manifest", "duplicate_manifest_row", "duplicate_staging_key"),
         *("row_count_mismatch", "duplicate_snapshot", "snapshot_identity_mismatch"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from callforest.capture.v1 import group_batch_pb2, receipt_pb2, staged_call_pb2
+from callforest_core.forest.sampling import sampling_fault
 from callforest_mesh.trainer.batch import TrainingRow
 from callforest_mesh.trainer.core import (
     AdvantageOptions,
@@ -21,7 +22,6 @@ from callforest_mesh.trainer.core import (
     RolloutOutcome,
     advantages_by_rollout,
 )
-from callforest_mesh.trainer.sampling import sampling_fault
 
 _ID_BYTES = np.dtype("<u4")
 _LOGPROB_BYTES = np.dtype("<f4")

@@ -170,41 +170,19 @@ async def test_an_old_stream_gives_way_to_a_new_one_and_loses_nothing() -> None:
     assert len(opened) > 1
 
 
-class Slow(Answering):
-    """A stream that answers when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = asyncio.Event()
-        self.answer = asyncio.Event()
-
-    async def write(self, request: pb.StageRequest) -> None:
-        self.taken.set()
-        await self.answer.wait()
-        await super().write(request)
-
-
 async def test_an_old_stream_answers_what_it_took_before_another_is_opened() -> None:
-    opened: list[Slow] = []
-
-    def connect(**_: object) -> Slow:
-        opened.append(Slow())
-        return opened[-1]
-
+    first_stream, second_stream = Slow(), Slow()
+    left = [first_stream, second_stream]
     # The first item is written at once; the stream is old when the second one comes.
-    stream = ItemStream(STAGE, connect, renew_s=0.001, linger_s=0)
-    first = asyncio.ensure_future(stream.send(CALL, tenant="t", timeout_s=WAIT_S))
+    stream = ItemStream(STAGE, lambda **_: left.pop(0), renew_s=0.0, linger_s=0)
+    second_stream.open.set()
     try:
-        while not opened or not opened[-1].taken.is_set():
-            await asyncio.sleep(0)
+        first = asyncio.ensure_future(stream.send(CALL, tenant="t", timeout_s=WAIT_S))
+        await first_stream.begun.wait()
         second = asyncio.ensure_future(stream.send(CALL, tenant="t", timeout_s=WAIT_S))
-        took = opened[-1]
-        took.answer.set()
+        first_stream.open.set()
         assert await first == pb.StagedReceipt()
-        while not second.done():
-            for one in opened:
-                one.answer.set()
-            await asyncio.sleep(0)
         assert await second == pb.StagedReceipt()
     finally:
         await stream.close()
+    assert (first_stream.sequences, second_stream.sequences) == ([1], [2])

@@ -9,6 +9,7 @@ from callforest.capture.v1 import attempt_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
+from callforest_core.custody.extras import encode_extras
 from callforest_core.custody.row import LinearizedRow
 from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION, assistant_fingerprint
 from callforest_core.refusal import Refusal
@@ -249,6 +250,14 @@ def test_swapped_payloads_mask() -> None:
     mask = verify(twins, "a", a={"token_ids": b}, b={"token_ids": a})
     assert isinstance(mask, core.Mask)
     assert (mask.reason, "a" in mask.detail) == ("corrupt_digest", True)
+
+
+def test_a_path_sampled_from_another_distribution_masks_and_names_the_call() -> None:
+    cold = encode_extras({"sampling": {"temperature": 0.7}, "logprobs_mode": "raw_logprobs"})
+    mask = verify(branching(), "c4", c3={"extras": cold})
+    assert mask == core.Mask("sampling_mismatch", "c3: temperature is 0.7")
+    # A dead branch trains nothing, whatever it was sampled with.
+    assert isinstance(verify(branching(), "c4", c2={"extras": cold}), LinearizedRow)
 
 
 def test_a_generation_without_tokens_cannot_train() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from callforest_core.custody.extras import EMPTY_EXTRAS, ExtrasValue, encode_extras
-from callforest_mesh.trainer.sampling import sampling_fault
+from callforest_core.forest.sampling import sampling_fault
 
 _PLAIN: dict[str, ExtrasValue] = {
     "temperature": 1.0,
