@@ -21,11 +21,13 @@ class WeightRecord:
         path: the file they came from.
         version: what they are stamped as.
         sha256: digest of the file, 32 bytes.
+        configuration_digest: of the engine that loaded it, 32 bytes; b"" until it has.
     """
 
     path: str
     version: int
     sha256: bytes
+    configuration_digest: bytes = b""
 
 
 def read_weight_record(directory: Path) -> WeightRecord | None:
@@ -38,7 +40,10 @@ def read_weight_record(directory: Path) -> WeightRecord | None:
     try:
         fields = json.loads(file.read_bytes())
         return WeightRecord(
-            str(fields["path"]), int(fields["version"]), bytes.fromhex(fields["sha256"])
+            str(fields["path"]),
+            int(fields["version"]),
+            bytes.fromhex(fields["sha256"]),
+            bytes.fromhex(fields["configuration_digest"]),
         )
     except FileNotFoundError:
         return None
@@ -49,7 +54,12 @@ def read_weight_record(directory: Path) -> WeightRecord | None:
 def write_weight_record(directory: Path, record: WeightRecord) -> None:
     """Write the last update so that a power cut leaves the old record or the new one."""
     directory.mkdir(parents=True, exist_ok=True)
-    fields = {"path": record.path, "version": record.version, "sha256": record.sha256.hex()}
+    fields = {
+        "path": record.path,
+        "version": record.version,
+        "sha256": record.sha256.hex(),
+        "configuration_digest": record.configuration_digest.hex(),
+    }
     replace_durably(directory / _FILE, json.dumps(fields).encode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from callforest.error.v1 import error_reason_pb2 as er
@@ -39,7 +40,7 @@ class Weights:
         self._updates: set[asyncio.Task[int]] = set()
 
     async def restore(self) -> None:
-        """Load the last update again, if its file is still the same.
+        """Load the last update again, if its file and the engine's configuration are the same.
 
         Otherwise the engine serves what it was started with, and the log says so: the trainer
         pushes its next version in any case, and every call is stamped with what it saw.
@@ -49,7 +50,13 @@ class Weights:
             EngineUnavailableError: the engine could not load it.
         """
         record = await asyncio.to_thread(read_weight_record, self._directory)
-        if record is None or record.version <= self._engine.describe().weight_version:
+        engine = self._engine.describe()
+        if record is None or record.version <= engine.weight_version:
+            return
+        if record.configuration_digest != engine.configuration_digest:
+            _LOG.warning(
+                "weights %d are not loaded again: they are another model's", record.version
+            )
             return
         try:
             actual = await asyncio.to_thread(digest_file, record.path)
@@ -97,6 +104,8 @@ class Weights:
                 raise _stale(record.version, current)
             await self._check_file(record)
             await self._load(record, current)
+            loaded_by = self._engine.describe().configuration_digest
+            record = replace(record, configuration_digest=loaded_by)
             await asyncio.to_thread(write_weight_record, self._directory, record)
             self._last = record
             return record.version

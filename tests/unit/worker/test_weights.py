@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,10 @@ async def started(directory: Path, version: int = 0) -> tuple[WatchedEngine, Wei
     return engine, Weights(engine, directory / "state", "engine")
 
 
+def loaded_by(engine: WatchedEngine, record: WeightRecord) -> WeightRecord:
+    return replace(record, configuration_digest=engine.describe().configuration_digest)
+
+
 async def refusal_of(weights: Weights, record: WeightRecord) -> Refusal:
     with pytest.raises(Refusal) as caught:
         await weights.update(record)
@@ -60,7 +65,7 @@ async def test_update_is_loaded_stamped_and_remembered(tmp_path: Path) -> None:
     record = weights_file(tmp_path)
     assert await weights.update(record) == 1
     assert engine.describe().weight_version == 1
-    assert read_weight_record(tmp_path / "state") == record
+    assert read_weight_record(tmp_path / "state") == loaded_by(engine, record)
 
 
 async def test_repeat_is_a_no_op(tmp_path: Path) -> None:
@@ -127,7 +132,7 @@ async def test_caller_that_gives_up_leaves_no_unrecorded_weights(tmp_path: Path)
     engine.loading.set()
     await weights.settle()
     assert engine.describe().weight_version == 1
-    assert read_weight_record(tmp_path / "state") == record
+    assert read_weight_record(tmp_path / "state") == loaded_by(engine, record)
 
 
 async def test_updates_come_one_after_the_other(tmp_path: Path) -> None:
@@ -184,3 +189,17 @@ def test_unfinished_record_leaves_the_old_one(tmp_path: Path) -> None:
     later = WeightRecord("b", 2, bytes(32))
     write_weight_record(tmp_path, later)
     assert read_weight_record(tmp_path) == later
+
+
+async def test_weights_of_another_model_are_not_loaded_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, weights = await started(tmp_path)
+    record = weights_file(tmp_path)
+    await weights.update(record)
+    foreign = replace(loaded_by(engine, record), configuration_digest=bytes(32))
+    write_weight_record(tmp_path / "state", foreign)
+    other, restored = await started(tmp_path)
+    await restored.restore()
+    assert (other.loaded, other.describe().weight_version) == ([], 0)
+    assert "another model" in caplog.text
