@@ -57,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", parents=[shared], help="check the installation")
     doctor.set_defaults(command=_doctor)
 
+    health = commands.add_parser("health", parents=[shared], help="ask services whether they serve")
+    health.add_argument("name", metavar="NAME", nargs="?", help="one of them, by its short name")
+    health.set_defaults(command=_health)
+
     show = commands.add_parser("show", parents=[shared], help="show a rollout or an attempt")
     show.add_argument("name", metavar="ROLLOUT|CAPTURE_KEY")
     show.add_argument("--svg", type=Path, metavar="FILE", help="draw the call graph")
@@ -156,6 +160,26 @@ def _doctor(parsed: argparse.Namespace) -> int:
             mark = "ok" if finding.ok else "NO"
             _print(f"{mark:<3} {finding.subject:<22} {finding.text}")
         return DONE if healthy else NO
+
+    return _with_configuration(parsed, run)
+
+
+def _health(parsed: argparse.Namespace) -> int:
+    from callforest_mesh.chassis.configuration import SERVICES
+
+    if parsed.name is not None and parsed.name not in SERVICES:
+        return _complain(f"no service {parsed.name!r}; known are {', '.join(SERVICES)}", WRONG)
+
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh import health_check
+
+        names = configuration.services if parsed.name is None else (parsed.name,)
+        found = health_check.check(configuration, names)
+        for name, state in found.items():
+            _print(f"{name:<10} {state}")
+        if health_check.AWAY in found.values():
+            return AWAY
+        return DONE if set(found.values()) == {"SERVING"} else NO
 
     return _with_configuration(parsed, run)
 

@@ -54,6 +54,15 @@ _UNKNOWN_FIELDS: Final = (
 LARGE: Final = 3 << 20
 
 
+def unknown_field(size: int) -> bytes:
+    """Make a serialized field of so many bytes that no schema has."""
+    varint, left = bytearray(), size
+    while left >= 0x80:
+        varint.append(left & 0x7F | 0x80)
+        left >>= 7
+    return b"\xfa\xff\x01" + bytes(varint) + bytes([left]) + bytes(size)
+
+
 class MessageMutation:
     """Breaks messages, one to three faults each.
 

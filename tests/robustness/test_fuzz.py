@@ -22,11 +22,12 @@ from tests.robustness.fuzz_mesh import CONTROL_TOKEN
 from tests.robustness.fuzz_rpc import RpcFuzz, Tally, methods
 from tests.robustness.fuzz_seeds import Seeds
 from tests.robustness.fuzz_world import FuzzedMesh, finish_kept, fuzzed_mesh, unsound
+from tests.robustness.mutation import LARGE, unknown_field
 
 DEPTH = int(os.environ.get("DEPTH", "1"))
 SEED = int(os.environ.get("SEED", "0"))
 MESSAGES = 10_000 * DEPTH
-WARM_UP = 6_000 * DEPTH
+WARM_UP = 8_000 * DEPTH
 AT_ONCE = 16
 AN_ATTEMPT = 500
 LEARNER = "learner"
@@ -89,9 +90,16 @@ class Fuzz:
 
 
 async def oversize(fuzz: Fuzz) -> None:
-    """Send messages that are larger than a server takes."""
+    """Send messages that are larger than a server takes, and some large ones.
+
+    The latter come now and then later on; what memory they take at most is taken before it is
+    measured.
+    """
     for method in fuzz.methods[:: len(fuzz.methods) // 3]:
         await fuzz.rpc.send(method, [bytes(MESSAGE_BYTES_MAX + 1)])
+    for method in fuzz.methods:
+        large = [message + unknown_field(LARGE) for message in fuzz.rpc.messages(method)]
+        await fuzz.rpc.send(method, large[:1])
 
 
 async def measured(fuzz: Fuzz, mesh: FuzzedMesh, count: int) -> list[dict[str, int]]:
