@@ -34,7 +34,7 @@ def _same(raw: bytes) -> bytes:
 
 
 async def _serve_aio() -> None:
-    async def echo(request: bytes, context: object) -> bytes:
+    async def echo(request: bytes, _context: object) -> bytes:
         return request
 
     await _serve(grpc.aio.server(), grpc.unary_unary_rpc_method_handler(echo))
@@ -52,7 +52,7 @@ async def _serve(server: grpc.aio.Server, handler: grpc.RpcMethodHandler[bytes, 
 
 
 def _serve_sync() -> None:
-    def echo(request: bytes, context: object) -> bytes:
+    def echo(request: bytes, _context: object) -> bytes:
         return request
 
     server = grpc.server(ThreadPoolExecutor(_IN_FLIGHT))
@@ -82,7 +82,8 @@ async def _measure(kind: str) -> tuple[float, float]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    assert server.stdout is not None and server.stdin is not None
+    assert server.stdout is not None
+    assert server.stdin is not None
     target = f"127.0.0.1:{int(await server.stdout.readline())}"
     drive = _drive_aio if kind == "aio" else _drive_sync
     await drive(target, 200)

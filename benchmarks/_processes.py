@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from callforest_mesh.chassis.configuration import SERVICES, MeshConfiguration, l
 from callforest_mesh.supervisor import Supervisor
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_TRACER_S = 20.0
 _SYNCED = re.compile(r"\bfdatasync\(\d+\) += 0")
 
 
@@ -54,8 +56,7 @@ class Mesh:
             tracers[name] = await asyncio.create_subprocess_exec(
                 *command, stderr=asyncio.subprocess.DEVNULL
             )
-        for name in names:
-            await _traced(self.supervisor.pid(name))
+        await asyncio.to_thread(_wait_traced, [self.supervisor.pid(name) for name in names])
         yield counts
         for name, tracer in tracers.items():
             tracer.send_signal(signal.SIGINT)
@@ -64,10 +65,12 @@ class Mesh:
         shutil.rmtree(folder)
 
 
-async def _traced(pid: int) -> None:
-    """Wait until a process has its tracer."""
-    while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
-        await asyncio.sleep(0.01)
+def _wait_traced(pids: Sequence[int]) -> None:
+    """Return once every process has its tracer."""
+    until = time.monotonic() + _TRACER_S
+    while any("TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text() for pid in pids):
+        if time.monotonic() > until:
+            raise TimeoutError("strace did not attach")
 
 
 def cpu_of(pid: int) -> float:
@@ -81,20 +84,8 @@ async def running_mesh(
     services: Sequence[str], sections: Mapping[str, object]
 ) -> AsyncIterator[Mesh]:
     """Run services as processes in a directory of their own, which goes with them."""
-    folder = Path(tempfile.mkdtemp(dir=".state" if Path(".state").is_dir() else None))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    configuration = {
-        "state_dir": str(folder.absolute() / "mesh"),
-        "services": list(services),
-        "addresses": {name: f"unix:{folder.absolute()}/{name}" for name in SERVICES},
-        "log": {"level": "warning"},
-        "gateway": {"port": port},
-        **sections,
-    }
-    file = folder / "callforest.yaml"
-    file.write_text(yaml.safe_dump(configuration))
+    folder = Path(tempfile.mkdtemp())
+    file = _write_configuration(folder, services, sections)
     loaded = load(file)
     supervisor = Supervisor(loaded, ["--config", str(file)])
     async with AsyncExitStack() as closers:
@@ -102,3 +93,22 @@ async def running_mesh(
         closers.push_async_callback(supervisor.stop)
         await supervisor.start()
         yield Mesh(loaded, supervisor, Clients(loaded, addressed(loaded), closers))
+
+
+def _write_configuration(
+    folder: Path, services: Sequence[str], sections: Mapping[str, object]
+) -> Path:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    configuration = {
+        "state_dir": str(folder / "mesh"),
+        "services": list(services),
+        "addresses": {name: f"unix:{folder}/{name}" for name in SERVICES},
+        "log": {"level": "warning"},
+        "gateway": {"port": port},
+        **sections,
+    }
+    file = folder / "callforest.yaml"
+    file.write_text(yaml.safe_dump(configuration))
+    return file
