@@ -28,7 +28,8 @@ from callforest_mesh.worker.vllm.chat_body import (
     write_response,
 )
 from callforest_mesh.worker.vllm.configuration_digest import digest_configuration
-from callforest_mesh.worker.vllm.options import VllmOptions
+from callforest_mesh.worker.vllm.options import CPU, VllmOptions
+from callforest_mesh.worker.vllm.packed_weights import PACK_EMBEDDINGS
 from callforest_mesh.worker.vllm.weight_file import (
     TensorShapes,
     read_shapes,
@@ -249,6 +250,8 @@ class VllmHost:
             # and values computed anew.
             await client.pause_generation(mode="keep", clear_cache=True)
             await client.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
+            if self._options.device == CPU:
+                await client.collective_rpc(PACK_EMBEDDINGS)
             if not await client.reset_prefix_cache(reset_running_requests=True):
                 raise EngineUnavailableError(
                     "the prefix cache of the old weights could not be dropped"

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from callforest_mesh.worker.vllm.packed_weights import PACKED_WEIGHTS
+
 Device = str
 CPU: Device = "cpu"
 GPU: Device = "gpu"
@@ -110,7 +112,7 @@ class VllmOptions:
         if self.chat_template:
             arguments += ["--chat-template", self.chat_template]
         if self.device == CPU:
-            arguments.append("--enforce-eager")
+            arguments += ["--enforce-eager", "--worker-extension-cls", PACKED_WEIGHTS]
         else:
             arguments += ["--gpu-memory-utilization", str(self.gpu_memory_fraction)]
         return [*arguments, *self.more_arguments]
