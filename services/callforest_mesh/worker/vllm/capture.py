@@ -268,6 +268,7 @@ def _describe_sampling(sampling_params: Any) -> dict[str, Scalar]:
         value = getattr(sampling_params, name)
         if value or (value == 0 and value is not False):  # a thinking budget of 0 is one
             described[name] = json.dumps(value, separators=(",", ":"))
-    # A grammar masks the distribution that is sampled from; the logprobs are of the unmasked one.
+    # A grammar masks the logits before the engine takes even its raw logprobs: they count only what
+    # it allows, and a learner that scores without it finds others.
     described["structured_outputs"] = sampling_params.structured_outputs is not None
     return described
