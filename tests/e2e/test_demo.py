@@ -27,9 +27,7 @@ def _demo(folder: Path, *flags: str) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
 
 
-@pytest.mark.requirement(
-    "CAP-1", "CAP-5", "TRN-1", "TRN-5", "TRN-10", "LED-5", "FIN-4", "API-2"
-)
+@pytest.mark.requirement("CAP-1", "CAP-5", "TRN-1", "TRN-5", "TRN-10", "LED-5", "FIN-4", "API-2")
 @pytest.mark.timeout(300)
 def test_the_demo_learns_exactly_what_it_sampled(tmp_path: Path) -> None:
     printed, result = _demo(tmp_path)
