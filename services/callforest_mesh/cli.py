@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from callforest_mesh.chassis.configuration import MeshConfiguration
+    from callforest_mesh.finding import Finding
 
 DONE: Final = 0
 NO: Final = 1
@@ -151,15 +152,21 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
+    from callforest_mesh import generated_code
+
+    def report(finding: Finding) -> bool:
+        mark = "ok" if finding.ok else "NO"
+        _print(f"{mark:<3} {finding.subject:<22} {finding.text}")
+        return finding.ok
+
+    if not report(generated_code.examine()):
+        return NO
+
     def run(configuration: MeshConfiguration) -> int:
         from callforest_mesh.doctor import examine
 
-        healthy = True
-        for finding in examine(configuration):
-            healthy &= finding.ok
-            mark = "ok" if finding.ok else "NO"
-            _print(f"{mark:<3} {finding.subject:<22} {finding.text}")
-        return DONE if healthy else NO
+        answers = [report(finding) for finding in examine(configuration)]  # all are said
+        return DONE if all(answers) else NO
 
     return _with_configuration(parsed, run)
 

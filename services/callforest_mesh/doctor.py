@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
+import resource
+import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from callforest_mesh import storage_check
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.configuration_section import ConfigurationError
-from callforest_mesh.chassis.directory import sync_directory
+from callforest_mesh.finding import Finding, bad, good
 
 _DISTRIBUTIONS: Final = ("grpcio", "protobuf", "protovalidate", "lmdb", "aiohttp", "numpy")
-_LOCAL_ONLY: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "lustre", "afs"}
-_SPACE_LEAST: Final = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found.
-
-    Attributes:
-        subject: what was looked at.
-        text: what was found and, if it is not ok, what to do.
-        ok: whether the mesh can run with it.
-    """
-
-    subject: str
-    text: str
-    ok: bool
+_FILES_LEAST: Final = 4096
+_GPU: Final = Path("/dev/nvidiactl")
 
 
 def examine(configuration: MeshConfiguration) -> Iterator[Finding]:
     """Check the installation against a configuration, one finding after the other."""
     yield from _versions()
+    yield _open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield _node(shutil.which("node"))
     yield _options(configuration)
-    yield _state_directory(configuration.state_dir)
-    yield from _file_system(configuration.state_dir)
+    yield from storage_check.examine(configuration.state_dir)
     yield from _addresses(configuration)
     if "worker" in configuration.services:
-        yield _engine(configuration)
+        yield from _engine(configuration)
     if "trainer" in configuration.services:
-        yield _importable("trainer", ("torch", "megatron.core"), "install callforest[trainer]")
+        yield from _trainer(configuration)
 
 
 def _versions() -> Iterator[Finding]:
@@ -58,9 +44,22 @@ def _versions() -> Iterator[Finding]:
     yield Finding("python", text, ok=ok)
     for name in _DISTRIBUTIONS:
         try:
-            yield _good(name, metadata.version(name))
+            yield good(name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield _bad(name, "is missing: install callforest[mesh]")
+            yield bad(name, "is missing: install callforest[mesh]")
+
+
+def _open_files(limit: int) -> Finding:
+    """Each connection of a harness is an open file."""
+    if limit != resource.RLIM_INFINITY and limit < _FILES_LEAST:
+        return bad("open files", f"at most {limit}: raise it to {_FILES_LEAST} with `ulimit -n`")
+    return good("open files", "any number" if limit == resource.RLIM_INFINITY else f"{limit}")
+
+
+def _node(found: str | None) -> Finding:
+    if found is None:
+        return good("node", "absent, which is fine: only the TypeScript client is made with it")
+    return good("node", f"{found}; only the TypeScript client is made with it")
 
 
 def _options(configuration: MeshConfiguration) -> Finding:
@@ -69,91 +68,92 @@ def _options(configuration: MeshConfiguration) -> Finding:
     try:
         check_all(configuration)
     except ConfigurationError as error:
-        return _bad("configuration", str(error))
-    return _good("configuration", f"services {', '.join(configuration.services)}")
-
-
-def _state_directory(path: Path) -> Finding:
-    """Write and sync a file where the stores will be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor-") as file:
-            file.write(b"callforest")
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(path)
-    except OSError as error:
-        return _bad("state_dir", f"{path}: {error.strerror}; set state_dir to a writable directory")
-    return _good("state_dir", f"{path} is writable, and fsync works")
-
-
-def _file_system(path: Path) -> Iterator[Finding]:
-    try:
-        space = os.statvfs(path)
-    except OSError:
-        return  # said already
-    kind = _kind_of(path)
-    if kind in _LOCAL_ONLY:
-        text = f"{path} is on {kind}: the stores need a local file system; move state_dir"
-        yield _bad("file system", text)
-    elif kind in ("tmpfs", "ramfs"):
-        text = f"{path} is on {kind}: nothing there survives a restart; move state_dir"
-        yield _bad("file system", text)
-    else:
-        yield _good("file system", kind or "unknown")
-    free = space.f_bavail * space.f_frsize
-    enough = free >= _SPACE_LEAST
-    text = f"{free >> 20} MiB are free{'' if enough else ': at least 1 GiB is needed'}"
-    yield Finding("space", text, ok=enough)
-
-
-def _kind_of(path: Path) -> str:
-    """Name the file system of a path, "" when it cannot be told."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    best, kind = "", ""
-    resolved = f"{path.resolve()}/"
-    for line in mounts:
-        _, point, found, *_ = line.split(" ")
-        if resolved.startswith(point.rstrip("/") + "/") and len(point) >= len(best):
-            best, kind = point, found
-    return kind
+        return bad("configuration", str(error))
+    return good("configuration", f"services {', '.join(configuration.services)}")
 
 
 def _addresses(configuration: MeshConfiguration) -> Iterator[Finding]:
     for name in configuration.services:
         address = configuration.addresses.of(name)
-        yield _free(f"address of {name}", address)
+        yield _free(f"address of {name}", address, "addresses")
+    if "gateway" in configuration.services:
+        from callforest_mesh.mesh_options import gateway_options
+
+        try:
+            options = gateway_options(configuration)
+        except ConfigurationError:
+            return  # said already
+        yield _free("HTTP of gateway", f"{options.host}:{options.port}", "gateway.port")
 
 
-def _free(subject: str, address: str) -> Finding:
+def _free(subject: str, address: str, key: str) -> Finding:
     """Try to listen at an address, and leave it at once."""
-    taken = f"{address} is taken: stop what listens there, or set another in addresses"
+    taken = f"{address} is taken: stop what listens there, or set another in {key}"
     if address.startswith("unix:"):
         path = Path(address.removeprefix("unix:"))
         if not path.parent.is_dir():
-            return _bad(subject, f"{path.parent} is not there: make the directory")
+            return bad(subject, f"{path.parent} is not there: make the directory")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
-                return _bad(subject, taken)
-        return _good(subject, f"{address} is free")
+                return bad(subject, taken)
+        return good(subject, f"{address} is free")
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        return bad(subject, f"{host} has no address here ({error.strerror}): set another in {key}")
+    try:
         with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(found[0][4])
     except OSError as error:
-        return _bad(subject, f"{taken} ({error.strerror})")
-    return _good(subject, f"{address} is free")
+        return bad(subject, f"{taken} ({error.strerror})")
+    return good(subject, f"{address} is free")
 
 
-def _engine(configuration: MeshConfiguration) -> Finding:
+def _engine(configuration: MeshConfiguration) -> Iterator[Finding]:
     if configuration.worker.get("engine", "vllm") == "scripted":
-        return _good("engine", "scripted: answers are made up, for tests and demos")
-    return _importable("engine", ("vllm",), "install callforest[gpu], or `make install` on a CPU")
+        yield good("engine", "scripted: answers are made up, for tests and demos")
+        return
+    yield _importable("engine", ("vllm",), "install callforest[gpu], or `make install` on a CPU")
+    vllm = configuration.worker.get("vllm")
+    options = vllm if isinstance(vllm, dict) else {}
+    if options.get("device", "gpu") == "gpu":
+        yield _gpu(_GPU)
+    if isinstance(model := options.get("model"), str):
+        yield _checkpoint("model of worker", Path(model), "worker.vllm.model")
+
+
+def _trainer(configuration: MeshConfiguration) -> Iterator[Finding]:
+    from callforest_mesh.mesh_options import trainer_options
+
+    modules = ("torch", "megatron.core", "safetensors", "transformers")
+    yield _importable("trainer", modules, "install callforest[trainer]")
+    try:
+        path = trainer_options(configuration).model_path
+    except ConfigurationError:
+        return  # said already
+    yield _checkpoint("model of trainer", path, "trainer.model_path")
+
+
+def _gpu(device: Path) -> Finding:
+    if not device.exists():
+        text = "none is visible: give one to this machine, or set worker.vllm.device=cpu"
+        return bad("GPU", text)
+    return good("GPU", "the driver is there")
+
+
+def _checkpoint(subject: str, path: Path, key: str) -> Finding:
+    """Look for what every Hugging Face checkpoint has: a configuration, and weights."""
+    if not path.is_dir():
+        return bad(subject, f"{path} is no directory: put a checkpoint there, or set {key}")
+    weights = sorted(path.glob("*.safetensors"))
+    for file in (path / "config.json", *(weights or [path / "model.safetensors"])):
+        if not file.is_file():
+            return bad(subject, f"{file} is not there: {key} must name a Hugging Face checkpoint")
+        if not os.access(file, os.R_OK):
+            return bad(subject, f"{file} cannot be read: let this user read it")
+    return good(subject, f"{path}, {len(weights)} files of weights")
 
 
 def _importable(subject: str, modules: tuple[str, ...], remedy: str) -> Finding:
@@ -165,13 +165,5 @@ def _importable(subject: str, modules: tuple[str, ...], remedy: str) -> Finding:
         except ImportError:
             found = False
         if not found:
-            return _bad(subject, f"{name} cannot be imported: {remedy}")
-    return _good(subject, f"{', '.join(modules)} can be imported")
-
-
-def _good(subject: str, text: str) -> Finding:
-    return Finding(subject, text, ok=True)
-
-
-def _bad(subject: str, text: str) -> Finding:
-    return Finding(subject, text, ok=False)
+            return bad(subject, f"{name} cannot be imported: {remedy}")
+    return good(subject, f"{', '.join(modules)} can be imported")
