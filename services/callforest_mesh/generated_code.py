@@ -24,7 +24,7 @@ def examine(names: Iterable[str] | None = None) -> Finding:
             importlib.import_module(name)
         except ImportError as error:
             return bad(SUBJECT, f"{name} cannot be imported ({error}): {REMEDY}")
-        except Exception as error:  # noqa: BLE001 - each library refuses old runtimes in its own way
+        except Exception as error:  # noqa: BLE001 - each refuses in its own way
             reason = " ".join(str(error).split())
             return bad(SUBJECT, f"{name} does not fit what is installed ({reason}): {REMEDY}")
         count += 1

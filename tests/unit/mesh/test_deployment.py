@@ -53,7 +53,7 @@ def test_a_container_runs_its_service(name: str) -> None:
     aliases = container["networks"]["mesh"]["aliases"] if name in HOSTED else [name]
     assert host in aliases, "others reach it by its name"
     probe = container["healthcheck"]["test"]
-    assert probe[:2] == ["CMD", "/opt/callforest/bin/callforest"]
+    assert probe[:2] == ["CMD", "callforest"]
     asked = _parser().parse_args(probe[2:])
     assert (probe[2], asked.name) == ("health", service)
     grace_s = int(container["stop_grace_period"].removesuffix("s"))
@@ -95,7 +95,7 @@ def test_each_profile_is_a_whole_mesh() -> None:
 
 def test_the_image_has_what_containers_run() -> None:
     lines = (DEPLOY / "Dockerfile").read_text()
-    assert 'ENTRYPOINT ["/opt/callforest/bin/callforest"]' in lines
+    assert 'ENTRYPOINT ["callforest"]' in lines
     for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", lines, re.MULTILINE):
         for source in copied.split():
             assert (DEPLOY.parent / source).exists(), source
@@ -119,7 +119,7 @@ def test_the_units_are_understood(tmp_path: Path) -> None:
     """systemd itself reads them; the program is this installation's."""
     for unit in (DEPLOY / "systemd").iterdir():
         program = Path(sys.executable).with_name("callforest")
-        text = unit.read_text().replace("/opt/callforest/bin/callforest", str(program))
+        text = unit.read_text().replace("/usr/local/callforest/bin/callforest", str(program))
         (tmp_path / unit.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *sorted(map(str, tmp_path.iterdir()))],
