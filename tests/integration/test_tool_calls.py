@@ -38,11 +38,14 @@ ADD = {
     },
 }
 QUESTION = {"role": "user", "content": "What is 12 plus 30? Call add."}
-# A small model may not call on its own, so it is held to the form; the numbers are its choice. The
-# template writes arguments with a space after each colon: what is rendered is not what is sampled.
-CALL = (
-    r'<tool_call>\n\{"name":"add","arguments":\{"a":[1-9][0-9]?,"b":[1-9][0-9]?\}\}\n</tool_call>'
-)
+# Compact, where the template writes spaces: what it renders is not what is sampled.
+CALL = '<tool_call>\n{"name":"add","arguments":{"a":12,"b":30}}\n</tool_call>'
+# So small a model calls of itself when it has been shown how: two times in three.
+SHOWN = [{"role": role, "content": CALL} for _ in range(3) for role in ("user", "assistant")][:-1]
+TRIES = 12
+# And when it is held to the form; the numbers are its choice.
+ARGUMENTS = r'\{"a":[1-9][0-9]?,"b":[1-9][0-9]?\}'
+GRAMMAR = rf'<tool_call>\n\{{"name":"add","arguments":{ARGUMENTS}\}}\n</tool_call>'
 ABSENT = object()
 
 
@@ -91,15 +94,28 @@ async def setting(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Set
         yield Setting(mesh, Reference(checkpoint))
 
 
-async def call_add(client: openai.AsyncOpenAI, messages: list[Any]) -> Any:
-    """Let the model call; give the SDK's completion."""
+async def call_freely(setting: Setting) -> tuple[OpenRollout, openai.AsyncOpenAI, Any]:
+    """Ask, a new rollout each time, until the model calls by nothing but its own sampling."""
+    for seed in range(TRIES):
+        rollout, client = await setting.open()
+        completion = await client.chat.completions.create(
+            model="policy", messages=SHOWN, tools=[ADD], max_completion_tokens=64, seed=seed
+        )
+        if completion.choices[0].finish_reason == "tool_calls":
+            return rollout, client, completion
+        await client.close()
+    raise AssertionError(f"no tool call in {TRIES} tries")
+
+
+async def call_by_grammar(client: openai.AsyncOpenAI) -> Any:
+    """Let the model call, its text held to a grammar."""
     return await client.chat.completions.create(
         model="policy",
-        messages=messages,
+        messages=[QUESTION],
         tools=[ADD],
         max_completion_tokens=64,
         seed=3,
-        extra_body={"structured_outputs": {"regex": CALL}},
+        extra_body={"structured_outputs": {"regex": GRAMMAR}},
     )
 
 
@@ -128,16 +144,12 @@ def logprobs_of(model: Reference, path: np.ndarray, last: StagedCall) -> np.ndar
 @pytest.mark.requirement("CAP-1", "CAP-5", "ADM-1", "ADM-6", "FOR-4")
 @pytest.mark.bugcase("B01", "B04")
 async def test_the_turn_after_a_tool_call_continues_its_exact_tokens(setting: Setting) -> None:
-    rollout, client = await setting.open()
-    messages: list[Any] = [QUESTION]
+    rollout, client, called = await call_freely(setting)
     async with client:
-        called = await call_add(client, messages)
-        assert called.choices[0].finish_reason == "tool_calls"
         message = called.choices[0].message
         (call,) = message.tool_calls
         assert (call.type, call.function.name) == ("function", "add")
-        assert set(json.loads(call.function.arguments)) == {"a", "b"}
-        messages += [message, result_of(message)]
+        messages: list[Any] = [*SHOWN, message, result_of(message)]
         answered = await client.chat.completions.create(
             model="policy", messages=messages, tools=[ADD], max_completion_tokens=16, seed=3
         )
@@ -148,14 +160,14 @@ async def test_the_turn_after_a_tool_call_continues_its_exact_tokens(setting: Se
     tokenizer = setting.model.tokenizer
     sampled = first.token_ids[first.carry_len :]
     text = tokenizer.decode(sampled, skip_special_tokens=True)
-    assert text.startswith('<tool_call>\n{"name":"add","arguments":{"a":')
+    assert text.startswith('<tool_call>\n{"name":"add","arguments":{')
     assert '"name": "add", "description": "Add two numbers."' in tokenizer.decode(
         first.token_ids[: first.carry_len]
     )
     assert second.prev_len == first.cum_len
     path = np.concatenate([first.token_ids, second.token_ids])
     rendered = tokenizer.apply_chat_template(
-        [QUESTION, echo(message, None), result_of(message)],
+        [*SHOWN, echo(message, None), result_of(message)],
         tools=[ADD],
         chat_template=TEMPLATE.read_text(),
         return_dict=False,
@@ -163,11 +175,10 @@ async def test_the_turn_after_a_tool_call_continues_its_exact_tokens(setting: Se
     assert rendered[: len(first.token_ids)] != first.token_ids.tolist(), "the text was re-spaced"
     carried = tokenizer.decode(second.token_ids[: second.carry_len])
     assert f"<tool_response>\n{result_of(message)['content']}\n</tool_response>" in carried
-    # A grammar leaves the tokens that it allows the whole probability.
-    assert (first.logprobs >= logprobs_of(setting.model, first.token_ids, first) - 1e-3).all()
-    # The engine's own logprobs of the free turn are those of this very path: it saw no other.
-    expected = logprobs_of(setting.model, path, second)
-    np.testing.assert_allclose(second.logprobs, expected, atol=1e-3, rtol=0)
+    # The engine's own logprobs are those of these very tokens: it saw no others.
+    for staged, seen in ((first, first.token_ids), (second, path)):
+        expected = logprobs_of(setting.model, seen, staged)
+        np.testing.assert_allclose(staged.logprobs, expected, atol=1e-3, rtol=0)
 
     receipt = await setting.finish(rollout, answered.id)
     assert not receipt.masked, receipt
@@ -192,6 +203,24 @@ async def test_the_turn_after_a_tool_call_continues_its_exact_tokens(setting: Se
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.requirement("CAP-5")
+async def test_a_call_held_to_a_grammar_is_captured_and_does_not_train(setting: Setting) -> None:
+    rollout, client = await setting.open()
+    async with client:
+        called = await call_by_grammar(client)
+    assert called.choices[0].finish_reason == "tool_calls"
+    _, (staged,) = await setting.calls(rollout)
+    own = logprobs_of(setting.model, staged.token_ids, staged)
+    # The engine's raw logprobs, too, count only what the grammar allows: never less, often all.
+    assert (staged.logprobs >= own - 1e-3).all()
+    assert (staged.logprobs - own).max() > 1
+    receipt = await setting.finish(rollout, called.id)
+    assert (receipt.masked, receipt.mask_reason) == (True, "sampling_mismatch")
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.requirement("ADM-1", "ADM-6")
 @pytest.mark.bugcase("B06")
 async def test_an_echoed_tool_call_matches_however_it_writes_no_content(setting: Setting) -> None:
@@ -199,7 +228,7 @@ async def test_an_echoed_tool_call_matches_however_it_writes_no_content(setting:
     for content in (None, "", ABSENT):
         rollout, client = await setting.open()
         async with client:
-            message = (await call_add(client, [QUESTION])).choices[0].message
+            message = (await call_by_grammar(client)).choices[0].message
             assert not message.content
             await client.chat.completions.create(
                 model="policy",
@@ -222,7 +251,7 @@ async def test_an_echoed_tool_call_matches_however_it_writes_no_content(setting:
 async def test_a_tool_call_that_was_cleared_is_no_continuation(setting: Setting) -> None:
     rollout, client = await setting.open()
     async with client:
-        message = (await call_add(client, [QUESTION])).choices[0].message
+        message = (await call_by_grammar(client)).choices[0].message
         cleared = {"role": "assistant", "content": "", "tool_calls": None}
         await client.chat.completions.create(
             model="policy",
