@@ -11,8 +11,6 @@ INSTALLED := .venv/installed
 BUILD := build
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-DEPTH ?=
-export DEPTH
 
 .PHONY: help
 help: ## List the targets
@@ -78,7 +76,7 @@ kill: install ## Kill services under load (DEPTH=n for more kills)
 
 .PHONY: powercut
 powercut: install ## Replay power cuts on Staging's store (DEPTH=n images, 500 by default)
-	@$(BIN)/python -m tests.robustness.powercut --images $(or $(DEPTH),500)
+	@$(BIN)/python -m tests.robustness.powercut --images $${DEPTH:-500}
 
 .PHONY: fuzz
 fuzz: install ## Send malformed requests to every RPC and route (DEPTH=n messages)
