@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.finding import Finding, bad, good
 
 _NETWORKED: Final = frozenset(
@@ -33,7 +34,7 @@ def examine(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Iterator[Fi
     try:
         path.mkdir(parents=True, exist_ok=True)
         seconds = _measure_syncs(path)
-        _sync_directory(path)
+        sync_directory(path)
         skew_s = _clock_skew(path)
         space = os.statvfs(path)
     except OSError as error:
@@ -121,14 +122,6 @@ def _measure_syncs(path: Path) -> list[float]:
             os.fsync(file.fileno())
             seconds.append(time.perf_counter() - begun)
     return seconds
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _clock_skew(path: Path) -> float:
