@@ -6,6 +6,7 @@ isort:skip_file
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import group_batch_pb2 as _group_batch_pb2
 from callforest.capture.v1 import receipt_pb2 as _receipt_pb2
+from callforest.capture.v1 import selection_pb2 as _selection_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -37,6 +38,9 @@ class FinalizeRolloutRequest(_message.Message):
     REWARD_FIELD_NUMBER: _builtins.int
     DECLARED_RESPONSE_ID_FIELD_NUMBER: _builtins.int
     SCORED_RESPONSE_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_MASKED_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
     group_id: _builtins.str
@@ -63,6 +67,18 @@ class FinalizeRolloutRequest(_message.Message):
     """scored_response is the scored response as the harness returned it, JSON bytes, or empty. Its id and
     its content are witnesses of the scored call.
     """
+    result: _builtins.bytes
+    """result is the harness's ordinary result as JSON bytes, or empty: the returned history from which forest
+    mode selects, and what a custom policy is given.
+    """
+    environment_masked: _builtins.bool
+    """environment_masked keeps the rollout from training because its environment says so; its verified
+    generations still count in the metrics.
+    """
+    @_builtins.property
+    def selection(self) -> _selection_pb2.Selection:
+        """selection names the calls that train, of forest mode, instead of having a policy choose them."""
+
     def __init__(
         self,
         *,
@@ -76,10 +92,13 @@ class FinalizeRolloutRequest(_message.Message):
         reward: _builtins.float = ...,
         declared_response_id: _builtins.str | None = ...,
         scored_response: _builtins.bytes = ...,
+        result: _builtins.bytes = ...,
+        selection: _selection_pb2.Selection | None = ...,
+        environment_masked: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "epoch", b"epoch", "group_id", b"group_id", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "environment_masked", b"environment_masked", "epoch", b"epoch", "group_id", b"group_id", "result", b"result", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "selection", b"selection", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__capture_key: _TypeAlias = _typing.Literal["capture_key"]  # noqa: Y015
     _WhichOneofArgType__capture_key: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key"]  # noqa: Y015

@@ -72,7 +72,7 @@ class FinalizerServiceServicer:
         """FinalizeRollout verifies one logical rollout and fixes its receipt. It answers when the receipt is
         durable. The same request again gets the same receipt. Costs one read of the attempt's staged
         tokens. Reasons: ATTEMPT_NOT_FOUND, ATTEMPT_NOT_SEALED, STALE_MANIFEST, GROUP_MISMATCH,
-        PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
+        SELECTION_REFUSED, PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -22,7 +22,7 @@ class FinalizerServiceStub:
     """FinalizeRollout verifies one logical rollout and fixes its receipt. It answers when the receipt is
     durable. The same request again gets the same receipt. Costs one read of the attempt's staged
     tokens. Reasons: ATTEMPT_NOT_FOUND, ATTEMPT_NOT_SEALED, STALE_MANIFEST, GROUP_MISMATCH,
-    PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
+    SELECTION_REFUSED, PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
     """
     FinalizeGroup: _aio.UnaryUnaryMultiCallable[_finalizer_service_pb2.FinalizeGroupRequest, _finalizer_service_pb2.FinalizeGroupResponse]
     """FinalizeGroup publishes a group: one small durable record makes all its rows visible together. The
@@ -55,7 +55,7 @@ class FinalizerServiceServicer(metaclass=_abc_1.ABCMeta):
         """FinalizeRollout verifies one logical rollout and fixes its receipt. It answers when the receipt is
         durable. The same request again gets the same receipt. Costs one read of the attempt's staged
         tokens. Reasons: ATTEMPT_NOT_FOUND, ATTEMPT_NOT_SEALED, STALE_MANIFEST, GROUP_MISMATCH,
-        PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
+        SELECTION_REFUSED, PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
         """
 
     @_abc_1.abstractmethod

@@ -93,6 +93,7 @@ class AttemptOpened(_message.Message):
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout. The store's key has only its hash."""
     rollout_id: _builtins.str
@@ -105,6 +106,8 @@ class AttemptOpened(_message.Message):
     """epoch is the attempt's epoch, from 1."""
     request_id: _builtins.str
     """request_id is the opener's; a repeat with it gets the first answer."""
+    mode: _attempt_pb2.CaptureMode.ValueType
+    """mode is the attempt's; unspecified for chain."""
     def __init__(
         self,
         *,
@@ -114,10 +117,11 @@ class AttemptOpened(_message.Message):
         capture_key: _builtins.str = ...,
         epoch: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        mode: _attempt_pb2.CaptureMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "mode", b"mode", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -133,10 +137,13 @@ class IntentRecorded(_message.Message):
     BODY_DIGEST_FIELD_NUMBER: _builtins.int
     ADMIT_TIME_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call."""
     body_digest: _builtins.bytes
     """body_digest is the SHA-256 of the request body."""
+    configuration_digest: _builtins.bytes
+    """configuration_digest is the engine's; only in the intent that binds the attempt to it."""
     @_builtins.property
     def admit_time(self) -> _timestamp_pb2.Timestamp:
         """admit_time is when the gateway took the call, by its own clock."""
@@ -152,10 +159,11 @@ class IntentRecorded(_message.Message):
         body_digest: _builtins.bytes = ...,
         admit_time: _timestamp_pb2.Timestamp | None = ...,
         verdict: _capture_admission_pb2.Verdict | None = ...,
+        configuration_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "configuration_digest", b"configuration_digest", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

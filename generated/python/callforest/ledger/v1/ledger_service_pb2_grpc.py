@@ -51,6 +51,11 @@ class LedgerServiceStub:
                 request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorRequest.SerializeToString,
                 response_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorResponse.FromString,
                 _registered_method=True)
+        self.GetCall = channel.unary_unary(
+                '/callforest.ledger.v1.LedgerService/GetCall',
+                request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallRequest.SerializeToString,
+                response_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallResponse.FromString,
+                _registered_method=True)
         self.CommitCalls = channel.stream_stream(
                 '/callforest.ledger.v1.LedgerService/CommitCalls',
                 request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsRequest.SerializeToString,
@@ -109,6 +114,14 @@ class LedgerServiceServicer:
     def FindPredecessor(self, request, context):
         """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
         Reasons: ATTEMPT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCall(self, request, context):
+        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
+        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +195,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.FindPredecessor,
                     request_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorRequest.FromString,
                     response_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorResponse.SerializeToString,
+            ),
+            'GetCall': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCall,
+                    request_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallRequest.FromString,
+                    response_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallResponse.SerializeToString,
             ),
             'CommitCalls': grpc.stream_stream_rpc_method_handler(
                     servicer.CommitCalls,
@@ -297,6 +315,33 @@ class LedgerService:
             '/callforest.ledger.v1.LedgerService/FindPredecessor',
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorRequest.SerializeToString,
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callforest.ledger.v1.LedgerService/GetCall',
+            callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallRequest.SerializeToString,
+            callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallResponse.FromString,
             options,
             channel_credentials,
             insecure,

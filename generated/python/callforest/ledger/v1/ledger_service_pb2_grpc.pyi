@@ -32,6 +32,10 @@ class LedgerServiceStub:
     """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
     Reasons: ATTEMPT_NOT_FOUND.
     """
+    GetCall: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.GetCallRequest, _ledger_service_pb2.GetCallResponse]
+    """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
+    Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
+    """
     CommitCalls: _aio.StreamStreamMultiCallable[_ledger_service_pb2.CommitCallsRequest, _ledger_service_pb2.CommitCallsResponse]
     """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
     failures, which poison their attempt. The first row of a call stands: the same row again is a
@@ -94,6 +98,16 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_ledger_service_pb2.FindPredecessorResponse]:
         """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
         Reasons: ATTEMPT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def GetCall(
+        self,
+        request: _ledger_service_pb2.GetCallRequest,
+        context: _aio.ServicerContext[_ledger_service_pb2.GetCallRequest, _abc.Awaitable[_ledger_service_pb2.GetCallResponse]],
+    ) -> _abc.Awaitable[_ledger_service_pb2.GetCallResponse]:
+        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
+        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

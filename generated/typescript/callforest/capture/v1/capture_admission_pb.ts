@@ -2,8 +2,8 @@
 // @generated from file callforest/capture/v1/capture_admission.proto (package callforest.capture.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
 import type { ErrorReason } from "../../error/v1/error_reason_pb.js";
 import { file_callforest_error_v1_error_reason } from "../../error/v1/error_reason_pb.js";
@@ -13,7 +13,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/capture_admission.proto.
  */
 export const file_callforest_capture_v1_capture_admission: GenFile = /*@__PURE__*/
-  fileDesc("Ci1jYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FwdHVyZV9hZG1pc3Npb24ucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSK0AwoKQ2hhaW5Qcm9iZRKPAQoVYXNzaXN0YW50X2ZpbmdlcnByaW50GAEgASgMQnC6SG26AWoKKGNoYWluX3Byb2JlLmFzc2lzdGFudF9maW5nZXJwcmludC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEh0KCml0ZW1fY291bnQYAiABKA1CCbpIBioEGICAARIXCg9jb250ZXh0X2RpZ2VzdHMYAyABKAwSJAoTZmluZ2VycHJpbnRfdmVyc2lvbhgEIAEoDUIHukgEKgIoATq1AbpIsQEargEKFGNoYWluX3Byb2JlLmNvbnRleHRzEk5jb250ZXh0X2RpZ2VzdHMgbXVzdCBob2xkIDMyIGJ5dGVzIGZvciBlYWNoIHByZWZpeCBsZW5ndGggZnJvbSAwIHRvIGl0ZW1fY291bnQaRnVpbnQoc2l6ZSh0aGlzLmNvbnRleHRfZGlnZXN0cykpID09ICh1aW50KHRoaXMuaXRlbV9jb3VudCkgKyAxdSkgKiAzMnUi8QEKB1ZlcmRpY3QSKwoEcm9vdBgBIAEoCzIbLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb290SAASOwoMY29udGludWF0aW9uGAIgASgLMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbnRpbnVhdGlvbkgAEjcKCnVuY2FwdHVyZWQYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVW5jYXB0dXJlZEgAEjEKB3JlZnVzZWQYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZEgAQhAKB3ZlcmRpY3QSBbpIAggBIgYKBFJvb3QifwoMQ29udGludWF0aW9uEiIKDnBhcmVudF9jYWxsX2lkGAEgASgJQgq6SAdyBRABGIABEicKEHByZXZfdG9rZW5fY291bnQYAiABKARCDbpICjIIGP////8PKAESIgoRcGFyZW50X2NoYWluX2hhc2gYAyABKAxCB7pIBHoCaCAiQgoKVW5jYXB0dXJlZBIaCgZyZWFzb24YASABKAlCCrpIB3IFEAEYgAESGAoGZGV0YWlsGAIgASgJQgi6SAVyAxiACCJgCgdSZWZ1c2VkEjoKBnJlYXNvbhgBIAEoDjIgLmNhbGxmb3Jlc3QuZXJyb3IudjEuRXJyb3JSZWFzb25CCLpIBYIBAiAAEhkKB21lc3NhZ2UYAiABKAlCCLpIBXIDGIAIIvUBChBDYXB0dXJlQWRtaXNzaW9uEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEisKBHJvb3QYAyABKAsyGy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm9vdEgAEjsKDGNvbnRpbnVhdGlvbhgEIAEoCzIjLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Db250aW51YXRpb25IAEIRCghwb3NpdGlvbhIFukgCCAFiBnByb3RvMw", [file_buf_validate_validate, file_callforest_error_v1_error_reason]);
+  fileDesc("Ci1jYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FwdHVyZV9hZG1pc3Npb24ucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSK0AwoKQ2hhaW5Qcm9iZRKPAQoVYXNzaXN0YW50X2ZpbmdlcnByaW50GAEgASgMQnC6SG26AWoKKGNoYWluX3Byb2JlLmFzc2lzdGFudF9maW5nZXJwcmludC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEh0KCml0ZW1fY291bnQYAiABKA1CCbpIBioEGICAARIXCg9jb250ZXh0X2RpZ2VzdHMYAyABKAwSJAoTZmluZ2VycHJpbnRfdmVyc2lvbhgEIAEoDUIHukgEKgIoATq1AbpIsQEargEKFGNoYWluX3Byb2JlLmNvbnRleHRzEk5jb250ZXh0X2RpZ2VzdHMgbXVzdCBob2xkIDMyIGJ5dGVzIGZvciBlYWNoIHByZWZpeCBsZW5ndGggZnJvbSAwIHRvIGl0ZW1fY291bnQaRnVpbnQoc2l6ZSh0aGlzLmNvbnRleHRfZGlnZXN0cykpID09ICh1aW50KHRoaXMuaXRlbV9jb3VudCkgKyAxdSkgKiAzMnUisAIKC1NvdXJjZVByb2JlEiYKFW5vcm1hbGl6YXRpb25fdmVyc2lvbhgBIAEoDUIHukgEKgIoARISCgphdG9tX2NvdW50GAIgASgNEkMKCmJvdW5kYXJpZXMYAyADKAsyJS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU291cmNlQm91bmRhcnlCCLpIBZIBAhAIEhsKE29ic2VydmF0aW9uc19mb2xsb3cYBCABKAgSHgoNcmVuZGVyX2RpZ2VzdBgFIAEoDEIHukgEegJoIBIlCgpuYXRpdmVfaWRzGAYgAygJQhG6SA6SAQsQQCIHcgUQARiAAhIoCg9jbGFpbWVkX2NhbGxfaWQYByABKAlCCrpIB3IFEAEYgAFIAIgBAUISChBfY2xhaW1lZF9jYWxsX2lkInMKDlNvdXJjZUJvdW5kYXJ5EhsKCmF0b21fY291bnQYASABKA1CB7pIBCoCKAESHgoNc291cmNlX2RpZ2VzdBgCIAEoDEIHukgEegJoIBIkChN0b29sX2NvbnRlbnRfZGlnZXN0GAMgASgMQge6SAR6AmggIvEBCgdWZXJkaWN0EisKBHJvb3QYASABKAsyGy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm9vdEgAEjsKDGNvbnRpbnVhdGlvbhgCIAEoCzIjLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Db250aW51YXRpb25IABI3Cgp1bmNhcHR1cmVkGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlVuY2FwdHVyZWRIABIxCgdyZWZ1c2VkGAQgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlZnVzZWRIAEIQCgd2ZXJkaWN0EgW6SAIIASJ3CgRSb290EjEKBnJlYXNvbhgBIAEoDjIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb290UmVhc29uEiEKD25lYXJlc3RfY2FsbF9pZBgCIAEoCUIIukgFcgMYgAESGQoRc2hhcmVkX2F0b21fY291bnQYAyABKA0iswEKDENvbnRpbnVhdGlvbhIiCg5wYXJlbnRfY2FsbF9pZBgBIAEoCUIKukgHcgUQARiAARInChBwcmV2X3Rva2VuX2NvdW50GAIgASgEQg26SAoyCBj/////DygBEiIKEXBhcmVudF9jaGFpbl9oYXNoGAMgASgMQge6SAR6AmggEjIKBW1hdGNoGAQgASgOMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkhpc3RvcnlNYXRjaCJCCgpVbmNhcHR1cmVkEhoKBnJlYXNvbhgBIAEoCUIKukgHcgUQARiAARIYCgZkZXRhaWwYAiABKAlCCLpIBXIDGIAIImAKB1JlZnVzZWQSOgoGcmVhc29uGAEgASgOMiAuY2FsbGZvcmVzdC5lcnJvci52MS5FcnJvclJlYXNvbkIIukgFggECIAASGQoHbWVzc2FnZRgCIAEoCUIIukgFcgMYgAgiiAIKEENhcHR1cmVBZG1pc3Npb24SMwoLY2FwdHVyZV9rZXkYASABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIvCgdjYWxsX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSKwoEcm9vdBgDIAEoCzIbLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb290SAASOwoMY29udGludWF0aW9uGAQgASgLMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbnRpbnVhdGlvbkgAEhEKCWlzX2ZvcmVzdBgFIAEoCEIRCghwb3NpdGlvbhIFukgCCAEiqQIKD0NhcHR1cmVEZWNpc2lvbhI8CgVpbnB1dBgBIAEoDjIjLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlSW5wdXRCCLpIBYIBAiAAEhgKBnJlYXNvbhgCIAEoCUIIukgFcgMYgAESEgoKcHJlZml4X2N1dBgDIAEoDRISCgpyZW5kZXJfY3V0GAQgASgNEnQKBXByb29mGAUgASgMQmW6SGK6AV8KHWNhcHR1cmVfZGVjaXNpb24ucHJvb2YubGVuZ3RoEhltdXN0IGJlIDMyIGJ5dGVzIG9yIGVtcHR5GiNzaXplKHRoaXMpID09IDAgfHwgc2l6ZSh0aGlzKSA9PSAzMhIgCgVub3RlcxgGIAMoCUIRukgOkgELEAgiB3IFEAEYgAEquQEKClJvb3RSZWFzb24SGwoXUk9PVF9SRUFTT05fVU5TUEVDSUZJRUQQABIeChpST09UX1JFQVNPTl9OT19NT0RFTF9JVEVNUxABEiQKIFJPT1RfUkVBU09OX0hJU1RPUllfTk9UX1JFQ09SREVEEAISJgoiUk9PVF9SRUFTT05fUkVOREVSX09QVElPTlNfQ0hBTkdFRBADEiAKHFJPT1RfUkVBU09OX05PVF9PQlNFUlZBVElPTlMQBCpxCgxIaXN0b3J5TWF0Y2gSHQoZSElTVE9SWV9NQVRDSF9VTlNQRUNJRklFRBAAEhcKE0hJU1RPUllfTUFUQ0hfRVhBQ1QQARIpCiVISVNUT1JZX01BVENIX1RPT0xfQ09OVEVOVF9FUVVJVkFMRU5UEAIqYAoMQ2FwdHVyZUlucHV0Eh0KGUNBUFRVUkVfSU5QVVRfVU5TUEVDSUZJRUQQABIWChJDQVBUVVJFX0lOUFVUX1JPT1QQARIZChVDQVBUVVJFX0lOUFVUX1NQTElDRUQQAmIGcHJvdG8z", [file_buf_validate_validate, file_callforest_error_v1_error_reason]);
 
 /**
  * ChainProbe is what chain mode needs of a request to find the call that it continues: digests, never
@@ -58,6 +58,113 @@ export type ChainProbe = Message<"callforest.capture.v1.ChainProbe"> & {
  */
 export const ChainProbeSchema: GenMessage<ChainProbe> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_capture_admission, 0);
+
+/**
+ * SourceProbe is what forest mode needs of a request to find the call that it continues: counts and
+ * digests of its source history (docs/lineage.md, section "Source history"), never items. Its size does
+ * not grow with the history.
+ *
+ * @generated from message callforest.capture.v1.SourceProbe
+ */
+export type SourceProbe = Message<"callforest.capture.v1.SourceProbe"> & {
+  /**
+   * normalization_version names the rules that turned items into atoms; records of another version never
+   * match.
+   *
+   * @generated from field: uint32 normalization_version = 1;
+   */
+  normalizationVersion: number;
+
+  /**
+   * atom_count is the number of atoms in the request.
+   *
+   * @generated from field: uint32 atom_count = 2;
+   */
+  atomCount: number;
+
+  /**
+   * boundaries are the ends of the request's last model answers, longest first: at most 8. Only the first
+   * can be continued, since observations alone may follow; the others tell how far the history is known.
+   *
+   * @generated from field: repeated callforest.capture.v1.SourceBoundary boundaries = 3;
+   */
+  boundaries: SourceBoundary[];
+
+  /**
+   * observations_follow is set when nothing but user messages and tool results follows the first boundary,
+   * and at least one of them.
+   *
+   * @generated from field: bool observations_follow = 4;
+   */
+  observationsFollow: boolean;
+
+  /**
+   * render_digest is the digest of the effective options that decide how items become tokens.
+   *
+   * @generated from field: bytes render_digest = 5;
+   */
+  renderDigest: Uint8Array;
+
+  /**
+   * native_ids are the ids that the request echoes on the items of its last model answer. Among equal
+   * matches they name the one.
+   *
+   * @generated from field: repeated string native_ids = 6;
+   */
+  nativeIds: string[];
+
+  /**
+   * claimed_call_id is the call that a delta request says it continues. It is checked like any other and
+   * trusted in nothing: a call that does not end at the first boundary is refused.
+   *
+   * @generated from field: optional string claimed_call_id = 7;
+   */
+  claimedCallId?: string | undefined;
+};
+
+/**
+ * Describes the message callforest.capture.v1.SourceProbe.
+ * Use `create(SourceProbeSchema)` to create a new message.
+ */
+export const SourceProbeSchema: GenMessage<SourceProbe> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 1);
+
+/**
+ * SourceBoundary is the end of a model answer in a request's source history.
+ *
+ * @generated from message callforest.capture.v1.SourceBoundary
+ */
+export type SourceBoundary = Message<"callforest.capture.v1.SourceBoundary"> & {
+  /**
+   * atom_count is the number of atoms up to here.
+   *
+   * @generated from field: uint32 atom_count = 1;
+   */
+  atomCount: number;
+
+  /**
+   * source_digest is the chained digest of those atoms.
+   *
+   * @generated from field: bytes source_digest = 2;
+   */
+  sourceDigest: Uint8Array;
+
+  /**
+   * tool_content_digest is the chained digest of how those answers that only call tools spell their
+   * missing text (absent, null or empty). Two histories that differ in it alone are equal only if the
+   * renderer proves it.
+   *
+   * @generated from field: bytes tool_content_digest = 3;
+   */
+  toolContentDigest: Uint8Array;
+};
+
+/**
+ * Describes the message callforest.capture.v1.SourceBoundary.
+ * Use `create(SourceBoundarySchema)` to create a new message.
+ */
+export const SourceBoundarySchema: GenMessage<SourceBoundary> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 2);
 
 /**
  * Verdict is what may be captured of a call. An unresolved call cannot be expressed as a root.
@@ -110,7 +217,7 @@ export type Verdict = Message<"callforest.capture.v1.Verdict"> & {
  * Use `create(VerdictSchema)` to create a new message.
  */
 export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 1);
+  messageDesc(file_callforest_capture_v1_capture_admission, 3);
 
 /**
  * Root starts a context.
@@ -118,6 +225,27 @@ export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
  * @generated from message callforest.capture.v1.Root
  */
 export type Root = Message<"callforest.capture.v1.Root"> & {
+  /**
+   * reason says why the call continues nothing; unspecified in chain mode.
+   *
+   * @generated from field: callforest.capture.v1.RootReason reason = 1;
+   */
+  reason: RootReason;
+
+  /**
+   * nearest_call_id names the recorded call with the longest history that the request shares; empty when
+   * there is none.
+   *
+   * @generated from field: string nearest_call_id = 2;
+   */
+  nearestCallId: string;
+
+  /**
+   * shared_atom_count is the length of that history in atoms.
+   *
+   * @generated from field: uint32 shared_atom_count = 3;
+   */
+  sharedAtomCount: number;
 };
 
 /**
@@ -125,7 +253,7 @@ export type Root = Message<"callforest.capture.v1.Root"> & {
  * Use `create(RootSchema)` to create a new message.
  */
 export const RootSchema: GenMessage<Root> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 2);
+  messageDesc(file_callforest_capture_v1_capture_admission, 4);
 
 /**
  * Continuation names the predecessor whose exact tokens head the prompt.
@@ -153,6 +281,14 @@ export type Continuation = Message<"callforest.capture.v1.Continuation"> & {
    * @generated from field: bytes parent_chain_hash = 3;
    */
   parentChainHash: Uint8Array;
+
+  /**
+   * match is the proof that the request's history is the predecessor's; unspecified in chain mode. A
+   * worker refuses a continuation of forest mode without it.
+   *
+   * @generated from field: callforest.capture.v1.HistoryMatch match = 4;
+   */
+  match: HistoryMatch;
 };
 
 /**
@@ -160,7 +296,7 @@ export type Continuation = Message<"callforest.capture.v1.Continuation"> & {
  * Use `create(ContinuationSchema)` to create a new message.
  */
 export const ContinuationSchema: GenMessage<Continuation> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 3);
+  messageDesc(file_callforest_capture_v1_capture_admission, 5);
 
 /**
  * Uncaptured says why nothing of a served call is captured.
@@ -188,7 +324,7 @@ export type Uncaptured = Message<"callforest.capture.v1.Uncaptured"> & {
  * Use `create(UncapturedSchema)` to create a new message.
  */
 export const UncapturedSchema: GenMessage<Uncaptured> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 4);
+  messageDesc(file_callforest_capture_v1_capture_admission, 6);
 
 /**
  * Refused says why a call must not be generated.
@@ -216,7 +352,7 @@ export type Refused = Message<"callforest.capture.v1.Refused"> & {
  * Use `create(RefusedSchema)` to create a new message.
  */
 export const RefusedSchema: GenMessage<Refused> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 5);
+  messageDesc(file_callforest_capture_v1_capture_admission, 7);
 
 /**
  * CaptureAdmission tells the worker what it may capture of a call. It is never stored.
@@ -260,6 +396,14 @@ export type CaptureAdmission = Message<"callforest.capture.v1.CaptureAdmission">
     value: Continuation;
     case: "continuation";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * is_forest is set for a call of forest mode: the worker itself proves the boundary, and may start a
+   * fresh root where it cannot. In chain mode it must use the continuation or fail the capture.
+   *
+   * @generated from field: bool is_forest = 5;
+   */
+  isForest: boolean;
 };
 
 /**
@@ -267,5 +411,181 @@ export type CaptureAdmission = Message<"callforest.capture.v1.CaptureAdmission">
  * Use `create(CaptureAdmissionSchema)` to create a new message.
  */
 export const CaptureAdmissionSchema: GenMessage<CaptureAdmission> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 6);
+  messageDesc(file_callforest_capture_v1_capture_admission, 8);
+
+/**
+ * CaptureDecision is what the worker found out and did when it placed a prefix (seed "Ownership and
+ * request flow", 2). It is evidence; no digest of the call covers it.
+ *
+ * @generated from message callforest.capture.v1.CaptureDecision
+ */
+export type CaptureDecision = Message<"callforest.capture.v1.CaptureDecision"> & {
+  /**
+   * input is what went into the engine.
+   *
+   * @generated from field: callforest.capture.v1.CaptureInput input = 1;
+   */
+  input: CaptureInput;
+
+  /**
+   * reason says why an admitted continuation became a fresh root, a reason of docs/protocol.md, section
+   * "Fresh roots"; empty otherwise.
+   *
+   * @generated from field: string reason = 2;
+   */
+  reason: string;
+
+  /**
+   * prefix_cut is the number of captured tokens that head the prompt.
+   *
+   * @generated from field: uint32 prefix_cut = 3;
+   */
+  prefixCut: number;
+
+  /**
+   * render_cut is where the part that came from the rendering begins in it.
+   *
+   * @generated from field: uint32 render_cut = 4;
+   */
+  renderCut: number;
+
+  /**
+   * proof is the SHA-256 over what the boundary was proven by (docs/protocol.md, section "Splice
+   * proof"): 32 bytes, or empty for a root.
+   *
+   * @generated from field: bytes proof = 5;
+   */
+  proof: Uint8Array;
+
+  /**
+   * notes are what else was seen, for instance "template_truncated_reasoning".
+   *
+   * @generated from field: repeated string notes = 6;
+   */
+  notes: string[];
+};
+
+/**
+ * Describes the message callforest.capture.v1.CaptureDecision.
+ * Use `create(CaptureDecisionSchema)` to create a new message.
+ */
+export const CaptureDecisionSchema: GenMessage<CaptureDecision> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 9);
+
+/**
+ * RootReason says why a call of forest mode continues nothing.
+ *
+ * @generated from enum callforest.capture.v1.RootReason
+ */
+export enum RootReason {
+  /**
+   * ROOT_REASON_UNSPECIFIED is that of chain mode.
+   *
+   * @generated from enum value: ROOT_REASON_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * ROOT_REASON_NO_MODEL_ITEMS: the request holds nothing that a model wrote.
+   *
+   * @generated from enum value: ROOT_REASON_NO_MODEL_ITEMS = 1;
+   */
+  NO_MODEL_ITEMS = 1,
+
+  /**
+   * ROOT_REASON_HISTORY_NOT_RECORDED: no call of the attempt ends with the request's last model answer.
+   *
+   * @generated from enum value: ROOT_REASON_HISTORY_NOT_RECORDED = 2;
+   */
+  HISTORY_NOT_RECORDED = 2,
+
+  /**
+   * ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options.
+   *
+   * @generated from enum value: ROOT_REASON_RENDER_OPTIONS_CHANGED = 3;
+   */
+  RENDER_OPTIONS_CHANGED = 3,
+
+  /**
+   * ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it.
+   *
+   * @generated from enum value: ROOT_REASON_NOT_OBSERVATIONS = 4;
+   */
+  NOT_OBSERVATIONS = 4,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.RootReason.
+ */
+export const RootReasonSchema: GenEnum<RootReason> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 0);
+
+/**
+ * HistoryMatch says in which sense a request's history is its predecessor's.
+ *
+ * @generated from enum callforest.capture.v1.HistoryMatch
+ */
+export enum HistoryMatch {
+  /**
+   * HISTORY_MATCH_UNSPECIFIED proves nothing.
+   *
+   * @generated from enum value: HISTORY_MATCH_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal.
+   *
+   * @generated from enum value: HISTORY_MATCH_EXACT = 1;
+   */
+  EXACT = 1,
+
+  /**
+   * HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that only call tools spell their
+   * missing text. The worker must prove that its renderer gives the same tokens for both.
+   *
+   * @generated from enum value: HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT = 2;
+   */
+  TOOL_CONTENT_EQUIVALENT = 2,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.HistoryMatch.
+ */
+export const HistoryMatchSchema: GenEnum<HistoryMatch> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 1);
+
+/**
+ * CaptureInput is what went into the engine.
+ *
+ * @generated from enum callforest.capture.v1.CaptureInput
+ */
+export enum CaptureInput {
+  /**
+   * CAPTURE_INPUT_UNSPECIFIED is never sent.
+   *
+   * @generated from enum value: CAPTURE_INPUT_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * CAPTURE_INPUT_ROOT: the rendering as it is.
+   *
+   * @generated from enum value: CAPTURE_INPUT_ROOT = 1;
+   */
+  ROOT = 1,
+
+  /**
+   * CAPTURE_INPUT_SPLICED: the predecessor's captured tokens, then the rest of the rendering.
+   *
+   * @generated from enum value: CAPTURE_INPUT_SPLICED = 2;
+   */
+  SPLICED = 2,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.CaptureInput.
+ */
+export const CaptureInputSchema: GenEnum<CaptureInput> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 2);
 
