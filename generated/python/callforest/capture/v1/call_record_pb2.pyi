@@ -197,10 +197,12 @@ class HistoryDifference(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CLASS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     AGAINST_CALL_ID_FIELD_NUMBER: _builtins.int
     ATOM_INDEX_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    kind: Global___DifferenceClass.ValueType
+    """kind says what differs."""
     against_call_id: _builtins.str
     """against_call_id names the recorded call that was compared."""
     atom_index: _builtins.int
@@ -210,13 +212,14 @@ class HistoryDifference(_message.Message):
     def __init__(
         self,
         *,
+        kind: Global___DifferenceClass.ValueType = ...,
         against_call_id: _builtins.str = ...,
         atom_index: _builtins.int = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["against_call_id", b"against_call_id", "atom_index", b"atom_index", "class", b"class", "detail", b"detail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against_call_id", b"against_call_id", "atom_index", b"atom_index", "detail", b"detail", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
