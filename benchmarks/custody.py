@@ -351,7 +351,7 @@ def measure(calls: int, tokens: int, peer: ModuleType | None, rounds: int) -> Ti
 
 
 def results(measured: list[Times]) -> dict[str, float]:
-    """Sum up all chains: the worst ratios, the longest times."""
+    """Sum up all chains: the worst ratios, the longest times, the speedup on each."""
     least = [{name: min(times) for name, times in chain.items()} for chain in measured]
     middle = [{name: median(times) for name, times in chain.items()} for chain in measured]
     result: dict[str, float] = {
@@ -373,6 +373,8 @@ def results(measured: list[Times]) -> dict[str, float]:
             result[f"{key}_speedup_min"] = min(s[theirs] / s[ours] for s in least)
             result[f"{key}_speedup_median_min"] = min(s[theirs] / s[ours] for s in middle)
             result[f"peer_{key}_ms_max"] = max(s[theirs] for s in least) * 1e3
+            for (calls, _), s in zip(CHAINS, least, strict=True):
+                result[f"{key}_speedup_{calls}"] = s[theirs] / s[ours]
     return {name: round(value, 3) for name, value in result.items()}
 
 
