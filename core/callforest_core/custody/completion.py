@@ -27,10 +27,10 @@ from callforest_core.custody.errors import (
 from callforest_core.custody.extras import EMPTY_EXTRAS, EMPTY_EXTRAS_DIGEST, extras_digest
 from callforest_core.custody.path import EMPTY_PATH, TokenPath
 from callforest_core.custody.tokens import (
+    FLOAT_TYPE,
     TokenIds,
     as_logprobs,
     as_token_ids,
-    encode_floats,
     first_false,
 )
 
@@ -126,7 +126,7 @@ def complete_path(
             carry_len,
             weight_version,
             delta,
-            encode_floats(scores),
+            scores.astype(FLOAT_TYPE).tobytes(),
             (extras_commitment, chain, cumulative),
         )
     except DigestInputError as error:
