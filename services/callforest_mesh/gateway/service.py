@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Final, cast
 
 import grpc.aio
@@ -36,6 +37,8 @@ class GatewayService:
         admission: judges calls.
         ledger: keeps their rows.
         worker: generates and captures.
+        new_id: names calls.
+        now_ns: the wall clock, nanoseconds since the epoch.
         telemetry: what it says of its work.
     """
 
@@ -47,6 +50,8 @@ class GatewayService:
         ledger: LedgerClient,
         worker: WorkerClient,
         *,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        now_ns: Callable[[], int] = time.time_ns,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
@@ -57,8 +62,8 @@ class GatewayService:
             ledger,
             worker,
             options,
-            new_id=lambda: uuid.uuid4().hex,
-            now_ns=time.time_ns,
+            new_id=new_id,
+            now_ns=now_ns,
             telemetry=telemetry,
         )
         self._edge = Edge(options, drain, self._calls, ledger, worker, telemetry)
