@@ -60,6 +60,7 @@ class Disk:
         queue_limit: most writes that wait.
         acks_early: a flaw: writes are acknowledged before they are durable.
         commits: how many there were.
+        under_way: whether a commit is under way.
         lost: commits under way that a crash took.
         kept: commits under way that a crash left.
     """
@@ -72,6 +73,7 @@ class Disk:
     queue_limit: int = 8192
     acks_early: bool = False
     commits: int = 0
+    under_way: bool = False
     lost: int = 0
     kept: int = 0
 
@@ -221,7 +223,7 @@ class MemoryStore:
     async def write(self, fn, *, records=1, reserve=False):
         return await self.submit(fn, lambda result: result, records=records, reserve=reserve)
 
-    def submit(self, fn, answer_of, *, records=1, reserve=False):
+    def submit(self, fn, answer_of, *, records=1, reserve=False):  # noqa: ARG002 - a count
         if self._closed:
             raise draining(self._name)
         if len(self._queue) >= self._disk.queue_limit:
@@ -252,6 +254,7 @@ class MemoryStore:
     def crash(self) -> None:
         """End as kill -9 or a power cut does: a commit under way is there whole, or not at all."""
         layer, self._under_way, self._closed = self._under_way, None, True
+        self._disk.under_way = False
         if layer is None:
             return
         if not self._disk.acks_early and self._disk.chance.random() < 0.5:
@@ -267,11 +270,11 @@ class MemoryStore:
             if self._disk.chance.random() < self._disk.rerun:
                 self._run(list(batch))  # aborted: nothing of it stays, and it runs again
             layer, answered = self._run(batch)
-            self._under_way = layer
+            self._under_way, self._disk.under_way = layer, True
             if self._disk.acks_early:
                 _tell(answered)
             await asyncio.sleep(self._disk.commit_s(loop.time()))
-            self._under_way = None
+            self._under_way, self._disk.under_way = None, False
             self._disk.apply(layer)
             _tell(answered)
 

@@ -34,7 +34,7 @@ def _no_fence(_mesh: Mesh) -> None:
     core.SEALED = -1
 
 
-def _forgets_tokens(mesh: Mesh) -> None:
+def _forgets_tokens(_mesh: Mesh) -> None:
     """Delete tokens when their group is published, before anyone consumed it."""
     from callforest_mesh.finalizer.cleanup import Cleanup
 
@@ -43,7 +43,8 @@ def _forgets_tokens(mesh: Mesh) -> None:
         if state.cleaned_cursor >= state.head_cursor:
             return False
         await self._clean(tenant, state.cleaned_cursor + 1)
-        return False
+        await self._row_log.cleaned(tenant, state.cleaned_cursor + 1)
+        return True
 
     Cleanup._step = step
 

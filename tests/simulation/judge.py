@@ -94,6 +94,7 @@ class Judge:
     groups: dict[int, row_log_pb2.LoggedGroup] = field(default_factory=dict)
     receipts: dict[str, row_log_pb2.FinalizedRollout] = field(default_factory=dict)
     state: row_log_pb2.RowLogState = field(default_factory=row_log_pb2.RowLogState)
+    responses: dict[tuple[str, str], bytes] = field(default_factory=dict)
     restaged: set[str] = field(default_factory=set)
     _keys: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     _attempt_keys: dict[bytes, str] = field(default_factory=dict)
@@ -266,6 +267,7 @@ class Judge:
             self.restaged.add(call.call_id)
         self._keys[key] = where
         self.staged[where] = call
+        self.responses[where] = call.served_response
         self.paths[where] = path
 
     def _unstaged(self, capture_key: str, call_id: str) -> None:

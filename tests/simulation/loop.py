@@ -120,7 +120,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         """Schedule a callback; there is no other thread."""
         return self.call_soon(callback, *args, context=context)
 
-    def run_in_executor(self, executor, func, *args):
+    def run_in_executor(self, _executor, func, *args):
         """Do a thread's work in one step of the loop, a little later."""
         future = self.create_future()
 
@@ -141,7 +141,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         self._ready.extend(life.held)
         life.held.clear()
 
-    def _timer_handle_cancelled(self, handle) -> None:
+    def _timer_handle_cancelled(self, _handle) -> None:
         self._cancelled_timers += 1
 
     def _run_once(self) -> None:

@@ -68,7 +68,7 @@ class SimulatedStaging(StagingService):
         super().__init__(StagingOptions(NOWHERE), drain)
         self.disk = disk
 
-    def open_store(self, options: StagingOptions):
+    def open_store(self, _options: StagingOptions):
         self.memory = MemoryStore(self.disk, staged_calls.DATABASES, self.name)
         return self.memory
 
@@ -226,10 +226,10 @@ class Mesh:
         service.attach(registry)
         return Process(life, service, drain, counter, registry)
 
-    def _staging(self, life: Life, drain: Drain) -> MeshService:
+    def _staging(self, _life: Life, drain: Drain) -> MeshService:
         return SimulatedStaging(self.disks["staging"], drain)
 
-    def _ledger(self, life: Life, drain: Drain) -> MeshService:
+    def _ledger(self, _life: Life, drain: Drain) -> MeshService:
         return SimulatedLedger(self.disks["ledger"], drain)
 
     def _admission(self, life: Life, drain: Drain) -> MeshService:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class Nemesis:
     weights: dict[str, float] = field(default_factory=dict)
     _life: Life = field(default_factory=lambda: Life("nemesis"))
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _healed: bool = False
+    _healing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         """Draw what this run suffers from, so that runs differ in kind."""
@@ -43,7 +44,7 @@ class Nemesis:
             doubled=chance.choice((0.0, 0.02, 0.2)),
             overtaken=chance.choice((0.0, 0.02, 0.2)),
         )
-        self.pause_s = chance.choice((0.3, 1.0, 3.0))
+        self.pause_s = chance.choice((0.3, 1.0, 3.0, 8.0))
         self.weights = {kind: chance.choice((0, 1, 1, 4)) for kind in self._kinds()}
         for disk in self.mesh.disks.values():
             disk.rerun = chance.choice((0.0, 0.0, 0.1))
@@ -52,6 +53,7 @@ class Nemesis:
     def _kinds(self) -> dict[str, Callable[[], Awaitable[bool]]]:
         return {
             "kill -9": self._kill,
+            "kill -9 in a commit": self._kill_in_commit,
             "SIGTERM": self._drain,
             "pause": self._pause,
             "cut": self._cut,
@@ -81,7 +83,7 @@ class Nemesis:
 
     async def heal(self) -> None:
         """Undo all harm; return when every process runs."""
-        self._healed = True
+        self._healing.set()
         mesh = self.mesh
         mesh.network.heal()
         for disk in mesh.disks.values():
@@ -99,16 +101,29 @@ class Nemesis:
     async def _away(self, longest_s: float) -> None:
         """Wait while something is broken; not once it must be healed."""
         end = self.mesh.network.loop.now + self.chance.uniform(0.02, longest_s)
-        while self.mesh.network.loop.now < end and not self._healed:
-            await asyncio.sleep(min(0.1, max(0.001, end - self.mesh.network.loop.now)))
+        left_s = end - self.mesh.network.loop.now
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self._healing.wait()
 
     async def _kill(self) -> bool:
-        name = self.chance.choice(SERVICES)
+        return await self._kill_one(self.chance.choice(SERVICES))
+
+    async def _kill_one(self, name: str) -> bool:
         hit = self.mesh.kill(name)
         if hit:
             await self._away(3.0)
             await self.mesh.start(name)
         return hit
+
+    async def _kill_in_commit(self) -> bool:
+        """Kill a store's service while a commit is under way, if there is one soon."""
+        name = self.chance.choice(STORES)
+        for _ in range(2000):
+            if self.mesh.disks[name].under_way or self._healing.is_set():
+                break
+            await asyncio.sleep(0.0005)
+        return self.mesh.disks[name].under_way and await self._kill_one(name)
 
     async def _drain(self) -> bool:
         name = self.chance.choice(SERVICES)

@@ -181,13 +181,13 @@ class Channel(LocalChannel):
         super().__init__(LocalRegistry())
         self._network, self._life, self._target = network, life, target
 
-    def open(self, method, timeout_s, metadata, credentials) -> Exchange:
+    def open(self, method, timeout_s, metadata, _credentials) -> Exchange:
         exchange = Exchange(method, metadata_of(metadata), timeout_s, self._limits)
         network = self._network
         network.tasks.run(lambda: Wire(network, self._life, self._target, exchange))
         return exchange
 
-    async def close(self, grace: float | None = None) -> None:
+    async def close(self, _grace: float | None = None) -> None:
         for wire in list(self._network.wires):
             if wire.client_life is self._life and wire.target == self._target:
                 wire.client.give_up(WITHDRAWN)
@@ -272,8 +272,9 @@ class Wire:
 
     def cut(self) -> None:
         """End the call on both sides, as a reset connection does."""
-        if self.network.wires.pop(self, True):
+        if self not in self.network.wires:
             return
+        del self.network.wires[self]
         self._note("cut")
         if self.client_life.alive:
             self.client.give_up(_RESET)

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from callforest_client.errors import CallforestError
 from tests.robustness.history import History, Look, check_calls
 from tests.simulation import loop as virtual
 from tests.simulation.consumer import Consumer
@@ -116,12 +117,13 @@ class _Play:
         healed = self.loop.now
         await asyncio.wait({playing}, timeout=FINISH_S)
         self.run.finish_s = self.loop.now - healed
-        if playing.done():
-            playing.result()
+        if not playing.done():
+            self._stuck()
+        elif (error := playing.exception()) is not None:
+            self.judge.wrong("the owner is never refused", repr(error))
+        else:
             await self._consume()
             await self._look_back()
-        else:
-            self._stuck()
         return self._told()
 
     async def _suffer(self, playing: asyncio.Task[None]) -> None:
@@ -164,7 +166,10 @@ class _Play:
         for name in STORES:
             self.mesh.kill(name)
             await self.mesh.start(name)
-        await Life("auditor").start(self._audit())
+        try:
+            await Life("auditor").start(self._audit())
+        except CallforestError as error:
+            self.judge.wrong("the owner is never refused", error)
 
     async def _audit(self) -> None:
         harness, judge = self.harness, self.judge
@@ -179,6 +184,9 @@ class _Play:
             history.looks[capture_key] = Look(manifest, {})
         for fault in _acknowledged(history, manifests, judge).all():
             judge.wrong("P1 acknowledged is durable", fault)
+        for one in harness.served:
+            body = judge.responses.get((one.capture_key, one.call_id), one.body)
+            judge.demand(body == one.body, "P5 the staged response is served", one.call_id)
         for rollout_id, receipt in harness.receipts.items():
             again = await harness.finishes[rollout_id]()
             judge.demand(again == receipt, "P5 same request, same receipt", rollout_id)
@@ -188,11 +196,15 @@ class _Play:
         self._check_left()
 
     def _check_left(self) -> None:
-        """What is still staged was never recorded, or came when its rollout was finished."""
-        for capture_key, call_id in self.judge.staged:
-            call = self.judge.attempts[capture_key].calls.get(call_id)
-            kept = call is not None and call.record and call_id not in self.judge.restaged
-            self.judge.demand(not kept, "consumed tokens are cleaned", capture_key, call_id)
+        """What is still staged was never recorded, or came again when its group was cleaned."""
+        judge = self.judge
+        for capture_key, call_id in judge.staged:
+            attempt = judge.attempts[capture_key]
+            last = judge.latest[attempt.rollout_id] is attempt
+            judge.demand(last, "LED-8 abandoned attempts are swept", capture_key, call_id)
+            call = attempt.calls.get(call_id)
+            kept = call is not None and call.record and call_id not in judge.restaged
+            judge.demand(not kept, "consumed tokens are cleaned", capture_key, call_id)
 
     def _told(self) -> Run:
         run, judge = self.run, self.judge
