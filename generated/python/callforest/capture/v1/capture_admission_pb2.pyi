@@ -7,6 +7,7 @@ from callforest.error.v1 import error_reason_pb2 as _error_reason_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -334,19 +335,25 @@ class EarlierCall(_message.Message):
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    ADMIT_TIME_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names it. It is not the intent's for a repeat that has no key."""
     state: Global___EarlierState.ValueType
     """state says how far it is."""
+    @_builtins.property
+    def admit_time(self) -> _timestamp_pb2.Timestamp:
+        """admit_time is when it was first taken; all that a repeat makes has this time."""
+
     def __init__(
         self,
         *,
         call_id: _builtins.str = ...,
         state: Global___EarlierState.ValueType = ...,
+        admit_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "call_id", b"call_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
