@@ -74,6 +74,24 @@ class Life:
             self._prune_at = 2 * len(self._tasks) + 64
 
 
+class VirtualTask(asyncio.Task):
+    """A task whose place in a set depends on its number, not on its address."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualFuture(asyncio.Future):
+    """A future whose place in a set depends on its number, not on its address."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class StuckError(Exception):
     """Nothing is scheduled any more, and the run has not ended."""
 
@@ -91,7 +109,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.callbacks = 0
         self.faults: list[str] = []
         self._chance = chance
-        self._number = 0
+        self._number = self._made = 0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._cancelled_timers = 0
         self.set_exception_handler(self._note_fault)
@@ -110,11 +128,20 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def create_task(self, coro, *, name=None, context=None):
         """Make a task; the life in whose context it runs keeps it."""
-        task = super().create_task(coro, name=name, context=context)
+        task = VirtualTask(coro, loop=self, name=name, context=context)
+        self._made += 1
+        task.number = self._made
         life = LIFE.get(None) if context is None else context.get(LIFE)
         if life is not None:
             life.adopt(task)
         return task
+
+    def create_future(self):
+        """Make a future."""
+        future = VirtualFuture(loop=self)
+        self._made += 1
+        future.number = self._made
+        return future
 
     def call_soon_threadsafe(self, callback, *args, context=None):
         """Schedule a callback; there is no other thread."""

@@ -94,6 +94,8 @@ class Registry(LocalRegistry):
 
     def serve(self, exchange: Exchange) -> None:
         task = self._life.start(self._serve(exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         exchange.attach(task)
 
     def host(self, exchange: Exchange, limits: LocalLimits) -> Exchange:
