@@ -14,6 +14,7 @@ from callforest.capture.v1 import attempt_pb2, receipt_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_client.admission import AdmissionClient
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError
+from callforest_client.finalizer import FinalizerClient
 from callforest_client.gateway import GatewayClient
 from callforest_client.ledger import LedgerClient
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
@@ -76,6 +77,7 @@ class Harness:
     gateway: GatewayClient = field(init=False)
     admission: AdmissionClient = field(init=False)
     ledger: LedgerClient = field(init=False)
+    finalizer: FinalizerClient = field(init=False)
     owner: RolloutOwner = field(init=False)
     chance: random.Random = field(init=False)
     places: asyncio.Semaphore = field(init=False)
@@ -86,8 +88,9 @@ class Harness:
         self.gateway = mesh.gateway_of(life)
         self.admission = mesh.admission_of(life)
         self.ledger = mesh.ledger_of(life)
+        self.finalizer = mesh.finalizer_of(life)
         self.owner = RolloutOwner(
-            self.admission, self.ledger, mesh.finalizer_of(life), "", settle_wait_s=SETTLE_S
+            self.admission, self.ledger, self.finalizer, "", settle_wait_s=SETTLE_S
         )
         self.chance = random.Random(f"harness {self.seed}")
         self.places = asyncio.Semaphore(self.plan.at_once)
@@ -157,12 +160,16 @@ class Rollout:
 
     async def play(self) -> None:
         harness = self._harness
+        attempt: attempt_pb2.Attempt | None = None
         for number in range(ATTEMPTS_MOST):
             request_id = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
-            attempt = await self._open(request_id)
+            before, attempt = attempt, await self._open(request_id)
+            if before is not None and self._chance.random() < 0.15:
+                await self._finish_stale(before)
             goes_on = await self._attempt(attempt.capture_key, number)
             if not goes_on:
                 break
+        assert attempt is not None
         rollout = OpenRollout(self._id, attempt, "")
         outcome = Outcome(self._chance.random(), declared_response_id=self._last_response)
         receipt = await harness.finish(rollout, outcome, self._group_id, self._slot)
@@ -173,6 +180,26 @@ class Rollout:
         return await self._harness.patiently(
             lambda: admission.open_attempt(self._id, request_id=request_id)
         )
+
+    async def _finish_stale(self, attempt: attempt_pb2.Attempt) -> None:
+        """Be an owner that slept: finish an attempt that another one has followed."""
+        harness = self._harness
+        sealed = await harness.patiently(lambda: harness.ledger.seal(attempt.capture_key))
+        request = pb.FinalizeRolloutRequest(
+            group_id=self._group_id,
+            rollout_id=self._id,
+            slot=self._slot,
+            capture_key=attempt.capture_key,
+            epoch=sealed.epoch,
+            revision=sealed.revision,
+            reward=1.0,
+        )
+        try:
+            await harness.patiently(lambda: harness.finalizer.finalize_rollout(request))
+        except RefusedError:
+            harness.judge.counts["stale finishes refused"] += 1
+        else:
+            harness.judge.wrong("a superseded attempt is never finished", attempt.capture_key)
 
     async def _attempt(self, capture_key: str, number: int) -> bool:
         """Play one attempt; say whether another one must follow."""
