@@ -94,3 +94,15 @@ COMPLETE = StreamSpec(
     answer=gateway.ServedCompletion,
     repeatable=False,
 )
+MEASURE_CONTEXT = StreamSpec(
+    name="Measure",
+    request=gateway.MeasureRequest,
+    item=gateway.MeasureItem,
+    payload_field="call",
+    payload=gateway.CompletionCall,
+    response=gateway.MeasureResponse,
+    result=gateway.MeasureResult,
+    answer_field="measured",
+    answer=gateway.MeasuredContext,
+    repeatable=True,
+)

@@ -24,6 +24,8 @@ from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.call_attributes import verdict_attributes
 from callforest_mesh.chassis.telemetry import OK, SILENT, ServiceTelemetry
 from callforest_mesh.gateway import core
+from callforest_mesh.gateway.admitting import Admitting
+from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.life import (
     INVALID_COORDINATES,
     MISSING_COORDINATES,
@@ -70,6 +72,7 @@ class Calls:
         admission: judges calls.
         ledger: keeps their rows.
         worker: generates and captures.
+        configuration: of the engine.
         options: bounds.
         new_id: names a call; at most 128 characters of `A-Za-z0-9._~-`.
         now_ns: the wall clock, nanoseconds since the epoch.
@@ -81,13 +84,15 @@ class Calls:
         admission: AdmissionClient,
         ledger: LedgerClient,
         worker: WorkerClient,
+        configuration: EngineConfiguration,
         options: GatewayOptions,
         *,
         new_id: Callable[[], str],
         now_ns: Callable[[], int],
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
-        self._admission = admission
+        self._admitting = Admitting(admission, configuration)
+        self._configuration = configuration
         self._ledger = ledger
         self._worker = worker
         self._options = options
@@ -173,12 +178,11 @@ class Calls:
         return Served(served.body, life.call_id, generated.generation_us)
 
     async def _admit(self, life: Life) -> capture_admission_pb2.Verdict:
-        intent = core.intent_of(life.request, life.capture_key, life.call_id, life.admit_time)
         try:
-            verdict = await self._admission.admit(intent, traceparent=life.traceparent)
+            verdict = await self._admitting.verdict(life)
         except CallforestError as error:
             _LOG.warning("call %s/%s is not admitted: %s", life.capture_key, life.call_id, error)
-            if isinstance(error, UnavailableError):
+            if life.intent is not None and isinstance(error, UnavailableError):
                 # Whether the intent is durable is unknown; if it is, the call must not stay
                 # pending until the rollout's owner gives up.
                 self._fail_later(life, detail="the admission did not answer")
@@ -187,7 +191,7 @@ class Calls:
             life.span.describe(verdict_attributes(verdict))
         match verdict.WhichOneof("verdict"):
             case "refused":
-                raise refused_verdict(life.capture_key, verdict.refused)
+                raise refused_verdict(life.capture_key, life.call_id, verdict.refused)
             case "uncaptured":
                 life.captured = False
                 uncaptured = verdict.uncaptured
@@ -205,13 +209,8 @@ class Calls:
     async def _generate(
         self, life: Life, verdict: capture_admission_pb2.Verdict
     ) -> worker_pb.GeneratedCall:
-        call = worker_pb.GenerateCall(
-            capture_key=life.capture_key,
-            call_id=life.call_id,
-            create_time=life.admit_time,
-            chat_request=life.request.body,
-            admission=core.admission_of(verdict, life.capture_key, life.call_id),
-        )
+        assert life.intent is not None, "it was admitted"
+        call = core.generation_of(life.request, verdict, life.intent)
         life.generation = asyncio.ensure_future(
             self._worker.generate(
                 call, timeout_s=self._options.generate_timeout_s, traceparent=life.traceparent
@@ -227,6 +226,8 @@ class Calls:
         except CallforestError as error:
             _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
             detail = f"{reason_name(error.reason)}: {error.message}"
+            if core.is_configuration_change(error.reason):
+                self._configuration.forget(call.configuration_digest)
             await self._fail(life, REQUEST_FINISHED, detail=detail)
             refusal = of_service(error)
             refusal.parameter = core.parameter_of(life.request, refusal.parameter)
@@ -269,7 +270,7 @@ class Calls:
         if not served.response_id:
             await self._fail(life, INVALID_COORDINATES, detail="the response has no id")
             return
-        record = core.record_of(coords, life.request, served, generated.completion, life.admit_time)
+        record = core.record_of(generated, life.request, served, life.admit_time)
         record.traceparent = life.span.traceparent
         try:
             await self._append(life, record)

@@ -8,6 +8,7 @@ from typing import Final
 
 from google.protobuf import timestamp_pb2
 
+from callforest.capture.v1 import attempt_pb2
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_mesh.chassis.call_attributes import (
     CALL_ID,
@@ -58,6 +59,7 @@ class Life:
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     generation: asyncio.Future[worker_pb.GeneratedCall] | None = field(default=None)
     span: Span = NO_SPAN
+    intent: attempt_pb2.CallIntent | None = None
 
     def __post_init__(self) -> None:
         """Stand as the parent of what the call makes others do, if it is sampled."""

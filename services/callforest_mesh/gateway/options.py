@@ -22,6 +22,10 @@ class GatewayOptions:
         keep_alive_s: how long a harness that asked for events gets nothing; then the status line,
             and a comment every so often, keep its connection until the call's row is durable.
         grace_s: how long calls may go on when the gateway stops.
+        forest: whether calls find what they continue by their whole source history (forest mode)
+            instead of by what models wrote (chain mode); attempts must be opened alike.
+        history_cache_bytes: forest mode: what the kept histories may take.
+        history_cache_calls: forest mode: how many calls' histories are kept.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +38,9 @@ class GatewayOptions:
     commit_timeout_s: float = 15.0
     keep_alive_s: float = 15.0
     grace_s: float = 10.0
+    forest: bool = False
+    history_cache_bytes: int = 256 << 20
+    history_cache_calls: int = 65536
 
     def __post_init__(self) -> None:
         """Refuse values out of their range.
@@ -49,3 +56,5 @@ class GatewayOptions:
             raise ValueError("keep_alive_s must be above 0")
         if self.grace_s < 0:
             raise ValueError("grace_s must not be negative")
+        if self.history_cache_bytes < 0 or self.history_cache_calls < 0:
+            raise ValueError("history_cache_bytes and history_cache_calls must not be negative")

@@ -19,6 +19,7 @@ from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.edge import Edge
+from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.servicer import GatewayServicer
 
@@ -52,10 +53,12 @@ class GatewayService:
         self._options = options
         ledger = ledger.for_tenant(options.tenant)
         worker = worker.for_tenant(options.tenant)
+        configuration = EngineConfiguration(worker)
         self._calls = Calls(
             admission.for_tenant(options.tenant),
             ledger,
             worker,
+            configuration,
             options,
             new_id=lambda: uuid.uuid4().hex,
             now_ns=time.time_ns,

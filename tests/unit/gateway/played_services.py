@@ -31,6 +31,9 @@ COMPLETION = completion_pb2.Completion(
 )
 
 
+DESCRIPTION = worker_pb.DescribeResponse(configuration_digest=bytes([7]) * 32)
+
+
 def coords(capture_key: str = "k", call_id: str = "c0") -> commit_coords_pb2.CommitCoords:
     digests = {
         name: bytes(32) for name in ("digest", "extras_digest", "chain_hash", "cumulative_hash")
@@ -51,6 +54,7 @@ class Played:
 
     verdict: object = field(default_factory=lambda: ROOT)
     generated: object = field(default_factory=staged)
+    described: list[object] = field(default_factory=list)
     record_answers: list[object] = field(default_factory=list)
     failure_answers: list[object] = field(default_factory=list)
     admitting: Callable[[], Awaitable[None]] | None = None
@@ -67,6 +71,10 @@ class Played:
         if self.admitting is not None:
             await self.admitting()
         return give(self.verdict)
+
+    async def describe(self) -> object:
+        self.order.append("describe")
+        return give(self.described.pop(0) if self.described else DESCRIPTION)
 
     async def generate(self, call: worker_pb.GenerateCall, **_sent: object) -> object:
         self.order.append("generate")

@@ -15,6 +15,7 @@ from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError
 from callforest_mesh.gateway import core
 from callforest_mesh.gateway.calls import Calls, Served
+from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import HttpRefusal
 from tests.unit.gateway.played_services import COMPLETION, RESPONSE, Played, coords, staged
@@ -44,6 +45,7 @@ def calls_of(played: Played, **options: object) -> Calls:
         played,
         played,
         played,
+        EngineConfiguration(played),
         GatewayOptions(**options),
         new_id=lambda: next(ids),
         now_ns=lambda: 1_700_000_000_123_456_789,
@@ -62,7 +64,7 @@ async def serve(played: Played, **options: object) -> Served:
 async def test_call_is_announced_generated_recorded_then_served() -> None:
     played = Played()
     served = await serve(played)
-    assert played.order == ["intent", "generate", "record"]
+    assert played.order == ["describe", "intent", "generate", "record"]
     assert served.body == RESPONSE
     (intent,), (call,), (record,) = played.intents, played.calls, played.records
     assert intent.call_id == call.call_id == call.admission.call_id == served.call_id == "c0"
@@ -88,7 +90,7 @@ async def test_uncaptured_call_is_served_and_has_its_row_already() -> None:
     played = Played(verdict=UNCAPTURED, generated=staged(staged=None))
     assert (await serve(played)).body == RESPONSE
     assert not played.calls[0].HasField("admission")
-    assert played.order == ["intent", "generate"]
+    assert played.order == ["describe", "intent", "generate"]
 
 
 @pytest.mark.requirement("CAP-7", "LED-11")
@@ -138,7 +140,7 @@ async def test_refused_record_is_served_where_the_ledger_marked_the_call(
 ) -> None:
     played = Played(record_answers=[refused(reason)])
     assert (await serve(played)).body == RESPONSE
-    assert played.order == ["intent", "generate", "record"]
+    assert played.order == ["describe", "intent", "generate", "record"]
 
 
 @pytest.mark.requirement("LED-11")
@@ -151,7 +153,7 @@ async def test_record_that_the_ledger_cannot_take_becomes_a_failure() -> None:
 async def test_row_is_sent_again_when_the_ledger_says_when() -> None:
     played = Played(record_answers=[refused(er.ERROR_REASON_OVERLOADED, retry_after_ms=1)])
     assert (await serve(played)).body == RESPONSE
-    assert played.order == ["intent", "generate", "record", "record"]
+    assert played.order == ["describe", "intent", "generate", "record", "record"]
 
 
 @pytest.mark.requirement("CAP-7")
@@ -161,7 +163,7 @@ async def test_nothing_is_served_while_no_row_is_known_to_be_durable() -> None:
     with pytest.raises(HttpRefusal) as caught:
         await serve(played)
     assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
-    assert played.order == ["intent", "generate", "record", "record"]
+    assert played.order == ["describe", "intent", "generate", "record", "record"]
     assert played.records[0] == played.records[1]
 
 
@@ -200,7 +202,7 @@ async def test_refused_verdict_is_refused_before_generation() -> None:
     with pytest.raises(HttpRefusal) as caught:
         await serve(played)
     assert (caught.value.status, caught.value.code) == (422, "attempt_closed")
-    assert played.order == ["intent"]
+    assert played.order == ["describe", "intent"]
 
 
 async def test_unknown_verdict_is_refused_before_generation() -> None:
@@ -248,7 +250,7 @@ async def test_leaked_tokens_are_not_served() -> None:
         await serve(played)
     assert caught.value.status == 500
     assert "prompt_token_ids" not in caught.value.message
-    assert played.order == ["intent", "generate", "failure"]
+    assert played.order == ["describe", "intent", "generate", "failure"]
 
 
 @pytest.mark.requirement("LED-11")
@@ -293,7 +295,7 @@ async def test_harness_that_goes_away_during_admission_never_generates() -> None
     await asyncio.wait({harness})
     admit.set()
     await calls.settle(5.0)
-    assert played.order == ["intent", "failure"]
+    assert played.order == ["describe", "intent", "failure"]
 
 
 async def test_staged_call_is_recorded_though_the_harness_went_away() -> None:
@@ -314,7 +316,7 @@ async def test_staged_call_is_recorded_though_the_harness_went_away() -> None:
     await asyncio.wait({harness})
     record.set()
     await calls.settle(5.0)
-    assert played.order == ["intent", "generate", "record"]
+    assert played.order == ["describe", "intent", "generate", "record"]
 
 
 async def test_calls_beyond_the_bound_are_refused() -> None:

@@ -104,7 +104,7 @@ def test_tokens_in_a_message_are_refused(name: str) -> None:
 )
 def test_refused_verdicts(reason: er.ErrorReason.ValueType, status: int, code: str) -> None:
     refused = capture_admission_pb2.Refused(reason=reason, message="open another")
-    refusal = refusals.refused_verdict("k", refused)
+    refusal = refusals.refused_verdict("k", "c", refused)
     assert (refusal.status, refusal.code) == (status, code)
 
 

@@ -1,0 +1,46 @@
+"""The digest of the engine's configuration, as the gateway last learned it (CAP-11).
+
+Every call names it: the ledger binds an attempt to the first, and a worker whose engine has another
+refuses. It changes only when an engine is replaced, so it is asked for once, and again after
+somebody found that it has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from callforest_client.worker import WorkerClient
+
+
+class EngineConfiguration:
+    """Knows the digest of model, template and processor.
+
+    Args:
+        worker: asked for it.
+    """
+
+    def __init__(self, worker: WorkerClient) -> None:
+        self._worker = worker
+        self._digest: bytes | None = None
+        self._asking = asyncio.Lock()
+
+    async def digest(self) -> bytes:
+        """Give the digest: 32 bytes, or none of an engine that has no digest.
+
+        Raises:
+            CallforestError: it is not known, and the worker or its engine is away.
+        """
+        if self._digest is None:
+            async with self._asking:
+                if self._digest is None:
+                    self._digest = (await self._worker.describe()).configuration_digest
+        return self._digest
+
+    def forget(self, digest: bytes) -> None:
+        """Ask again at the next call; nothing if another digest was learned meanwhile.
+
+        Args:
+            digest: what was found to be no longer true.
+        """
+        if self._digest == digest:
+            self._digest = None
