@@ -79,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--model", choices=("tiny", "smollm2"), default="tiny", help="random, or a real one of 135M"
     )
+    demo.add_argument(
+        "--harness",
+        choices=("counting", "recency"),
+        default="counting",
+        help="shows the model its whole history, or compacts it (forest mode)",
+    )
     demo.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
     demo.add_argument("--learning-rate", type=float, metavar="RATE", help="0 learns nothing")
     demo.add_argument("--seed", type=int, metavar="N", help="of model, engine and learner")
@@ -236,7 +242,7 @@ def _conformance_evaluate(parsed: argparse.Namespace) -> int:
 
 def _demo(parsed: argparse.Namespace) -> int:
     from callforest_mesh.demo.loop import DemoFailedError
-    from callforest_mesh.demo.policy import POLICIES
+    from callforest_mesh.demo.policy import POLICIES, compacting
     from callforest_mesh.demo.run import DemoOptions
     from callforest_mesh.demo.run import main as run_demo
     from callforest_mesh.demo.smollm2 import ModelAbsentError
@@ -245,7 +251,10 @@ def _demo(parsed: argparse.Namespace) -> int:
     names = ("steps", "learning_rate", "seed", "state", "out")
     given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
     try:
-        return run_demo(DemoOptions(policy=POLICIES[parsed.model], **given))
+        policy = POLICIES[parsed.model]
+        if parsed.harness == "recency":
+            policy = compacting(policy)
+        return run_demo(DemoOptions(policy=policy, **given))
     except (DemoFailedError, ModelAbsentError, SupervisionError) as error:
         return _complain(str(error), NO)
 

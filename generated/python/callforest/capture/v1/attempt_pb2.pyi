@@ -237,6 +237,42 @@ class CallFailure(_message.Message):
 Global___CallFailure: _TypeAlias = CallFailure  # noqa: Y015
 
 @_typing.final
+class CallWithdrawal(_message.Message):
+    """CallWithdrawal says that an announced call was definitely refused before anything was generated. It
+    settles the call and masks nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPTURE_KEY_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    capture_key: _builtins.str
+    """capture_key names the attempt."""
+    call_id: _builtins.str
+    """call_id names the call."""
+    reason: _builtins.str
+    """reason is the name of the refusal's ErrorReason."""
+    detail: _builtins.str
+    """detail tells a person more. It is not part of the withdrawal's identity."""
+    def __init__(
+        self,
+        *,
+        capture_key: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "detail", b"detail", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallWithdrawal: _TypeAlias = CallWithdrawal  # noqa: Y015
+
+@_typing.final
 class ManifestEntry(_message.Message):
     """ManifestEntry is one row of an attempt's ledger, in the order in which the rows became durable."""
 
@@ -244,6 +280,7 @@ class ManifestEntry(_message.Message):
 
     RECORD_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def record(self) -> _call_record_pb2.CallRecord:
         """record is a committed call."""
@@ -252,17 +289,22 @@ class ManifestEntry(_message.Message):
     def failure(self) -> Global___CallFailure:
         """failure is a call that was not captured."""
 
+    @_builtins.property
+    def withdrawal(self) -> Global___CallWithdrawal:
+        """withdrawal is a call that never was."""
+
     def __init__(
         self,
         *,
         record: _call_record_pb2.CallRecord | None = ...,
         failure: Global___CallFailure | None = ...,
+        withdrawal: Global___CallWithdrawal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record", "withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_entry: _TypeAlias = _typing.Literal["record", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_entry: _TypeAlias = _typing.Literal["record", "failure", "withdrawal"]  # noqa: Y015
     _WhichOneofArgType_entry: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_entry) -> _WhichOneofReturnType_entry | None: ...
 

@@ -36,6 +36,8 @@ class _RootReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RootReason
     """ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options."""
     ROOT_REASON_NOT_OBSERVATIONS: _RootReason.ValueType  # 4
     """ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it."""
+    ROOT_REASON_UNREADABLE_ITEM: _RootReason.ValueType  # 5
+    """ROOT_REASON_UNREADABLE_ITEM: an item of the request has no normal form."""
 
 class RootReason(_RootReason, metaclass=_RootReasonEnumTypeWrapper):
     """RootReason says why a call of forest mode continues nothing."""
@@ -50,6 +52,8 @@ ROOT_REASON_RENDER_OPTIONS_CHANGED: RootReason.ValueType  # 3
 """ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options."""
 ROOT_REASON_NOT_OBSERVATIONS: RootReason.ValueType  # 4
 """ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it."""
+ROOT_REASON_UNREADABLE_ITEM: RootReason.ValueType  # 5
+"""ROOT_REASON_UNREADABLE_ITEM: an item of the request has no normal form."""
 Global___RootReason: _TypeAlias = RootReason  # noqa: Y015
 
 class _HistoryMatch:
@@ -63,9 +67,7 @@ class _HistoryMatchEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryM
     HISTORY_MATCH_EXACT: _HistoryMatch.ValueType  # 1
     """HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
     HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: _HistoryMatch.ValueType  # 2
-    """HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that only call tools spell their
-    missing text. The worker must prove that its renderer gives the same tokens for both.
-    """
+    """HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The worker must prove that its renderer gives the same tokens for both."""
 
 class HistoryMatch(_HistoryMatch, metaclass=_HistoryMatchEnumTypeWrapper):
     """HistoryMatch says in which sense a request's history is its predecessor's."""
@@ -75,9 +77,7 @@ HISTORY_MATCH_UNSPECIFIED: HistoryMatch.ValueType  # 0
 HISTORY_MATCH_EXACT: HistoryMatch.ValueType  # 1
 """HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
 HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: HistoryMatch.ValueType  # 2
-"""HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that only call tools spell their
-missing text. The worker must prove that its renderer gives the same tokens for both.
-"""
+"""HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The worker must prove that its renderer gives the same tokens for both."""
 Global___HistoryMatch: _TypeAlias = HistoryMatch  # noqa: Y015
 
 class _CaptureInput:
@@ -158,6 +158,8 @@ class SourceProbe(_message.Message):
     RENDER_DIGEST_FIELD_NUMBER: _builtins.int
     NATIVE_IDS_FIELD_NUMBER: _builtins.int
     CLAIMED_CALL_ID_FIELD_NUMBER: _builtins.int
+    CLAIM_BREAKS_TIES_FIELD_NUMBER: _builtins.int
+    HAS_UNREADABLE_ITEM_FIELD_NUMBER: _builtins.int
     normalization_version: _builtins.int
     """normalization_version names the rules that turned items into atoms; records of another version never
     match.
@@ -174,6 +176,10 @@ class SourceProbe(_message.Message):
     """claimed_call_id is the call that a delta request says it continues. It is checked like any other and
     trusted in nothing: a call that does not end at the first boundary is refused.
     """
+    claim_breaks_ties: _builtins.bool
+    """claim_breaks_ties is set when the history came whole: a claim that fails is then no reason to refuse."""
+    has_unreadable_item: _builtins.bool
+    """has_unreadable_item is set when an item has no normal form; there are no boundaries then."""
     @_builtins.property
     def boundaries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceBoundary]:
         """boundaries are the ends of the request's last model answers, longest first: at most 8. Only the first
@@ -196,10 +202,12 @@ class SourceProbe(_message.Message):
         render_digest: _builtins.bytes = ...,
         native_ids: _abc.Iterable[_builtins.str] | None = ...,
         claimed_call_id: _builtins.str | None = ...,
+        claim_breaks_ties: _builtins.bool = ...,
+        has_unreadable_item: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "claimed_call_id", b"claimed_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "atom_count", b"atom_count", "boundaries", b"boundaries", "claimed_call_id", b"claimed_call_id", "native_ids", b"native_ids", "normalization_version", b"normalization_version", "observations_follow", b"observations_follow", "render_digest", b"render_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "atom_count", b"atom_count", "boundaries", b"boundaries", "claim_breaks_ties", b"claim_breaks_ties", "claimed_call_id", b"claimed_call_id", "has_unreadable_item", b"has_unreadable_item", "native_ids", b"native_ids", "normalization_version", b"normalization_version", "observations_follow", b"observations_follow", "render_digest", b"render_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__claimed_call_id: _TypeAlias = _typing.Literal["claimed_call_id"]  # noqa: Y015
     _WhichOneofArgType__claimed_call_id: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id"]  # noqa: Y015
@@ -221,8 +229,8 @@ class SourceBoundary(_message.Message):
     source_digest: _builtins.bytes
     """source_digest is the chained digest of those atoms."""
     tool_content_digest: _builtins.bytes
-    """tool_content_digest is the chained digest of how those answers that only call tools spell their
-    missing text (absent, null or empty). Two histories that differ in it alone are equal only if the
+    """tool_content_digest is the chained digest of how those answers that have no text spell that
+    (absent, null or empty). Two histories that differ in it alone are equal only if the
     renderer proves it.
     """
     def __init__(
@@ -384,21 +392,47 @@ class Refused(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     reason: _error_reason_pb2.ErrorReason.ValueType
     """reason is the machine-readable reason."""
     message: _builtins.str
     """message says what is wrong and what to do."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """metadata holds the facts that the reason's comment names."""
+
     def __init__(
         self,
         *,
         reason: _error_reason_pb2.ErrorReason.ValueType = ...,
         message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "metadata", b"metadata", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,7 @@ class LedgerEvent(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     ADMISSIONS_CLOSED_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt_opened(self) -> Global___AttemptOpened:
         """attempt_opened is the first event of every log, and only the first."""
@@ -61,6 +62,10 @@ class LedgerEvent(_message.Message):
     def sealed(self) -> Global___AttemptSealed:
         """sealed is the last event of a log."""
 
+    @_builtins.property
+    def withdrawal(self) -> _attempt_pb2.CallWithdrawal:
+        """withdrawal: the call was refused before it was generated; it settled without a row that masks."""
+
     def __init__(
         self,
         *,
@@ -70,12 +75,13 @@ class LedgerEvent(_message.Message):
         failure: _attempt_pb2.CallFailure | None = ...,
         admissions_closed: Global___AdmissionsClosed | None = ...,
         sealed: Global___AttemptSealed | None = ...,
+        withdrawal: _attempt_pb2.CallWithdrawal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed", "withdrawal"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -232,7 +232,7 @@ export enum ErrorReason {
    * ERROR_REASON_HISTORY_CLAIM_REFUSED: the call that a delta request says it continues does not end where
    * the request's history does, or was rendered with other options. Status FAILED_PRECONDITION; nothing
    * was generated. Send the history whole.
-   * Metadata: capture_key, call_id, claimed_call_id.
+   * Metadata: capture_key, call_id, claimed_call_id, fault.
    *
    * @generated from enum value: ERROR_REASON_HISTORY_CLAIM_REFUSED = 31;
    */
@@ -304,7 +304,7 @@ export enum ErrorReason {
   /**
    * ERROR_REASON_HISTORY_REQUIRED: the gateway no longer has the history of the call that a delta request
    * names. Status FAILED_PRECONDITION; nothing was generated. Send the request again with the whole history
-   * and without continues_call_id.
+   * and history_is_whole.
    * Metadata: capture_key, call_id.
    *
    * @generated from enum value: ERROR_REASON_HISTORY_REQUIRED = 63;
