@@ -57,6 +57,12 @@ class ChainEvidence:
         if self.replay is not None:
             record.replay.CopyFrom(self.replay)
 
+    def explain(self, verdict: capture_admission_pb2.Verdict) -> None:
+        """Say nothing: in chain mode a history that is not known is no root."""
+
+    def keep(self, call_id: str, served: ServedResponse) -> None:
+        """Keep nothing: chain mode builds upon no request."""
+
 
 def read_chain_evidence(
     fields: Item, dialect: Dialect, options: Item, body_digest: bytes

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from google.protobuf import timestamp_pb2
 
@@ -30,9 +30,9 @@ from callforest_core.lineage.items import (
 from callforest_mesh.gateway import responses
 from callforest_mesh.gateway.chain_evidence import read_chain_evidence
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
-from callforest_mesh.gateway.evidence import Evidence, ServedResponse
+from callforest_mesh.gateway.evidence import Claim, Evidence, ServedResponse
 from callforest_mesh.gateway.json_body import parse_body, write_json
-from callforest_mesh.gateway.refusals import malformed
+from callforest_mesh.gateway.refusals import malformed, unsupported
 from callforest_mesh.gateway.response_output import TranslationError, response_of
 from callforest_mesh.gateway.unsupported import refuse_unsupported
 
@@ -102,6 +102,46 @@ def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequ
     digest = hashlib.sha256(body).digest()
     evidence = read_chain_evidence(fields, dialect, converted.chat, digest)
     return normalised(converted, dialect, digest, evidence)
+
+
+class RequestReader(Protocol):
+    """Reads requests in one capture mode."""
+
+    def read(
+        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
+    ) -> NormalisedRequest:
+        """Parse and judge a request.
+
+        Args:
+            capture_key: the attempt.
+            body: as received.
+            dialect: its API.
+            claim: the call that it says it continues.
+
+        Raises:
+            HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
+                history that is not kept.
+        """
+        ...
+
+
+class ChainReader:
+    """Reads requests of chain mode; which call they continue is found without any claim."""
+
+    def read(
+        self,
+        capture_key: str,  # noqa: ARG002 - as in forest mode
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim | None = None,
+    ) -> NormalisedRequest:
+        """Parse and judge a request; see `RequestReader.read`."""
+        if claim is not None and not claim.history_is_whole:
+            raise unsupported(
+                "continues_call_id",
+                "Histories are kept in forest mode alone. Send the whole history.",
+            )
+        return read_request(body, dialect)
 
 
 def normalised(
@@ -208,15 +248,21 @@ def generation_of(
     intent: attempt_pb2.CallIntent,
 ) -> worker_pb.GenerateCall:
     """Make what the worker is asked of an announced call."""
-    is_forest = intent.WhichOneof("probe") == "source"
     return worker_pb.GenerateCall(
         capture_key=intent.capture_key,
         call_id=intent.call_id,
         create_time=intent.admit_time,
         chat_request=request.body,
-        admission=admission_of(verdict, intent.capture_key, intent.call_id, is_forest=is_forest),
+        admission=admission_of(
+            verdict, intent.capture_key, intent.call_id, is_forest=is_forest(intent)
+        ),
         configuration_digest=intent.configuration_digest,
     )
+
+
+def is_forest(intent: attempt_pb2.CallIntent | None) -> bool:
+    """Say whether a call was announced in forest mode."""
+    return intent is not None and intent.WhichOneof("probe") == "source"
 
 
 def is_configuration_change(reason: er.ErrorReason.ValueType) -> bool:

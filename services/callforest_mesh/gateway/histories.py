@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
+from callforest_core.lineage.items import Dialect
 from callforest_core.lineage.source import SourceHistory
 
 _CALL_BYTES: Final = 3072
@@ -66,6 +68,7 @@ class KeptCall:
     Attributes:
         capture_key: its attempt.
         call_id: itself.
+        dialect: the API in which it was made.
         parent: the call with whose request this one's begins; None when it stands alone.
         asked: the turns of its request behind those of the parent's.
         answer: the turns of its answer.
@@ -79,6 +82,7 @@ class KeptCall:
 
     capture_key: str
     call_id: str
+    dialect: Dialect
     parent: KeptCall | None
     asked: Turns
     answer: Turns
@@ -103,8 +107,12 @@ class KeptCall:
         return _CALL_BYTES + self.asked.size_bytes + self.answer.size_bytes + own
 
     def parts(self) -> list[Turns]:
-        """Give the turns of request and answer, in order; their number grows with the calls."""
-        parts = [self.answer, *(call.asked for call in self._upwards())]
+        """Give the turns of request and answer, in order."""
+        return [*self.request_parts(), self.answer]
+
+    def request_parts(self) -> list[Turns]:
+        """Give the turns of the request, in order: one part a call of its chain."""
+        parts = [call.asked for call in self._upwards()]
         parts.reverse()
         return parts
 
@@ -145,10 +153,10 @@ class Histories:
         call = self._attempts.get(capture_key, {}).get(call_id)
         return None if call is None else self._used(call)
 
-    def latest(self, capture_key: str) -> KeptCall | None:
-        """Give the call of an attempt that was kept last."""
-        calls = self._attempts.get(capture_key)
-        return self._used(calls[next(reversed(calls))]) if calls else None
+    def recent(self, capture_key: str, count: int) -> list[KeptCall]:
+        """Give so many calls of an attempt, those that were kept last."""
+        calls = self._attempts.get(capture_key, {})
+        return list(islice(reversed(calls.values()), count))
 
     def recognise(self, capture_key: str, mark: bytes) -> KeptCall | None:
         """Give a call of an attempt by the turns of its request, and count it as used."""

@@ -9,6 +9,7 @@ from typing import Final
 from google.protobuf import timestamp_pb2
 
 from callforest.capture.v1 import attempt_pb2
+from callforest.gateway.v1 import gateway_service_pb2 as gateway_pb
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_mesh.chassis.call_attributes import (
     CALL_ID,
@@ -34,11 +35,13 @@ class Served:
         body: its bytes, plain or as events.
         call_id: the call.
         generation_us: how long the engine took, in microseconds.
+        context: how the request's history was taken; None in chain mode.
     """
 
     body: bytes
     call_id: str
     generation_us: int
+    context: gateway_pb.ContextReport | None = None
 
 
 class AbandonedError(Exception):

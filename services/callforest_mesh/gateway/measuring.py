@@ -8,21 +8,36 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from google.protobuf import timestamp_pb2
 
-from callforest.capture.v1 import capture_admission_pb2
 from callforest.gateway.v1 import gateway_service_pb2 as pb
-from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_client.admission import AdmissionClient
 from callforest_client.errors import CallforestError
 from callforest_client.worker import WorkerClient
 from callforest_mesh.gateway import core
+from callforest_mesh.gateway.context_report import context_report
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import faulty, of_service, overloaded, refused_verdict
 
 _LOG = logging.getLogger("callforest")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """The size of a call that was not made.
+
+    Attributes:
+        token_count: prompt tokens that the model would see; never the tokens.
+        is_continuation: whether captured tokens of an earlier call would head them.
+        context: how the request's history would be taken; None in chain mode.
+    """
+
+    token_count: int
+    is_continuation: bool
+    context: pb.ContextReport | None
 
 
 class Measuring:
@@ -57,14 +72,14 @@ class Measuring:
 
     async def measure(
         self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
-    ) -> pb.MeasuredContext:
+    ) -> Measured:
         """Measure one call.
 
         Raises:
             HttpRefusal: what a call would be refused with.
         """
-        if self._running >= self._options.calls_max:
-            raise overloaded("measured_calls", self._options.calls_max)
+        if self._running >= self._options.measures_max:
+            raise overloaded("measured_calls", self._options.measures_max)
         self._running += 1
         try:
             return await self._measure(capture_key, request, traceparent)
@@ -77,7 +92,7 @@ class Measuring:
 
     async def _measure(
         self, capture_key: str, request: core.NormalisedRequest, traceparent: str
-    ) -> pb.MeasuredContext:
+    ) -> Measured:
         digest = await self._configuration.digest()
         call_id = self._new_id()
         time = timestamp_pb2.Timestamp()
@@ -100,15 +115,15 @@ class Measuring:
             if core.is_configuration_change(error.reason):
                 self._configuration.forget(digest)
             raise
-        return pb.MeasuredContext(
-            prompt_token_count=measured.prompt_token_count,
-            is_exact=True,
-            is_continuation=_is_continued(verdict, measured),
+        decision = measured.decision if measured.HasField("decision") else None
+        context = None
+        if core.is_forest(intent):
+            difference = request.evidence.explain(verdict)
+            context = context_report(verdict, decision, difference)
+        return Measured(
+            token_count=measured.prompt_token_count,
+            is_continuation=context.is_continuation
+            if context
+            else verdict.WhichOneof("verdict") == "continuation",
+            context=context,
         )
-
-
-def _is_continued(verdict: capture_admission_pb2.Verdict, measured: worker_pb.MeasuredCall) -> bool:
-    """Say whether captured tokens would head the prompt."""
-    if measured.HasField("decision"):
-        return measured.decision.input == capture_admission_pb2.CAPTURE_INPUT_SPLICED
-    return verdict.WhichOneof("verdict") == "continuation"

@@ -15,6 +15,7 @@ class GatewayOptions:
         tenant: owns every attempt that this gateway serves.
         control_token: bearer token of the control route; with "" the route refuses everyone.
         calls_max: calls in work at once; more get 429.
+        measures_max: calls that are measured at once; more get 429.
         body_timeout_s: how long a request's body may take to arrive.
         generate_timeout_s: how long a generation may take, its capture included.
         commit_timeout_s: how long the ledger's row of a call may take to become durable; then
@@ -33,6 +34,7 @@ class GatewayOptions:
     tenant: str = "default"
     control_token: str = field(default="", repr=False)
     calls_max: int = 1024
+    measures_max: int = 64
     body_timeout_s: float = 60.0
     generate_timeout_s: float = 600.0
     commit_timeout_s: float = 15.0
@@ -48,8 +50,8 @@ class GatewayOptions:
         Raises:
             ValueError: the message names the option.
         """
-        if self.calls_max < 1:
-            raise ValueError("calls_max must be at least 1")
+        if min(self.calls_max, self.measures_max) < 1:
+            raise ValueError("calls_max and measures_max must be at least 1")
         if min(self.body_timeout_s, self.generate_timeout_s, self.commit_timeout_s) <= 0:
             raise ValueError("body, generate and commit timeouts must be above 0")
         if self.keep_alive_s <= 0:

@@ -75,7 +75,7 @@ class HttpRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a prog
         return Refusal(self.reason, self.message, retry_after_ms=delay_ms, violations=(), **facts)
 
 
-_WHOLE: Final = "Send the request again with its whole history and without `continues_call_id`."
+_WHOLE: Final = "Send the request again with its whole history, and with `history_is_whole`."
 _IN_MODE: Final[Mapping[er.ErrorReason.ValueType, tuple[str, str]]] = {
     er.ERROR_REASON_AMBIGUOUS_HISTORY: (
         "ambiguous_history",
@@ -189,7 +189,7 @@ def refused_verdict(
     if refused.reason == er.ERROR_REASON_ATTEMPT_NOT_FOUND:
         return attempt_not_found(capture_key)
     if refused.reason in _IN_MODE:
-        facts = {"capture_key": capture_key, "call_id": call_id}
+        facts = {"capture_key": capture_key, "call_id": call_id, **refused.metadata}
         return in_mode(refused.reason, refused.message, facts)
     if refused.reason in (er.ERROR_REASON_ATTEMPT_CLOSED, er.ERROR_REASON_ATTEMPT_SEALED):
         return HttpRefusal(
@@ -224,6 +224,15 @@ def history_required(capture_key: str, call_id: str) -> HttpRefusal:
         er.ERROR_REASON_HISTORY_REQUIRED,
         f"the history of call {call_id} is not kept here",
         {"capture_key": capture_key, "call_id": call_id},
+    )
+
+
+def history_claim_refused(capture_key: str, claimed_call_id: str, fault: str) -> HttpRefusal:
+    """Make the answer to a delta request of whose claim it is plain that it cannot hold."""
+    return in_mode(
+        er.ERROR_REASON_HISTORY_CLAIM_REFUSED,
+        f"the request does not continue call {claimed_call_id} ({fault})",
+        {"capture_key": capture_key, "claimed_call_id": claimed_call_id, "fault": fault},
     )
 
 

@@ -53,19 +53,24 @@ class GatewayService:
         self._options = options
         ledger = ledger.for_tenant(options.tenant)
         worker = worker.for_tenant(options.tenant)
+        admission = admission.for_tenant(options.tenant)
         configuration = EngineConfiguration(worker)
         self._calls = Calls(
-            admission.for_tenant(options.tenant),
+            admission,
             ledger,
             worker,
             configuration,
             options,
-            new_id=lambda: uuid.uuid4().hex,
+            new_id=_new_id,
             now_ns=time.time_ns,
             telemetry=telemetry,
         )
-        self._edge = Edge(options, drain, self._calls, ledger, worker, telemetry)
-        self._servicer = GatewayServicer(options.tenant, self._calls, worker, drain, telemetry)
+        measuring = Measuring(
+            admission, worker, configuration, options, new_id=_new_id, now_ns=time.time_ns
+        )
+        self._harnesses = Harnesses(_reader(options), self._calls, measuring)
+        self._edge = Edge(options, drain, self._harnesses, ledger, worker, telemetry)
+        self._servicer = GatewayServicer(options.tenant, self._harnesses, worker, drain, telemetry)
         self._runner: web.AppRunner | None = None
         self._url = ""
 
@@ -116,3 +121,13 @@ class GatewayService:
         if runner is not None:
             await runner.cleanup()
         await self._calls.settle(self._options.grace_s)
+
+
+def _reader(options: GatewayOptions) -> RequestReader:
+    if not options.forest:
+        return ChainReader()
+    return ForestReader(Histories(options.history_cache_bytes, options.history_cache_calls))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,262 @@
+"""Reading a request of forest mode: whole, or as a delta to a kept history.
+
+A request that begins with the turns of an earlier one, as nearly all do, is digested from there
+on: its cost beside the parsing does not grow with the history. What the earlier turns are is
+compared byte for byte, types and order of keys included, before anything of them is taken over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+from dataclasses import replace
+from typing import Final
+
+from callforest.capture.v1 import capture_admission_pb2
+from callforest_core.lineage.canonical_json import CanonicalJsonError
+from callforest_core.lineage.fingerprint import is_model_authored
+from callforest_core.lineage.items import Dialect, Item
+from callforest_core.lineage.replay import RENDER_OPTIONS
+from callforest_core.lineage.source import (
+    EMPTY_HISTORY,
+    SourceHistory,
+    source_items,
+    source_render_digest,
+)
+from callforest_mesh.gateway import core, responses
+from callforest_mesh.gateway.evidence import Claim
+from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions
+from callforest_mesh.gateway.json_body import parse_body, write_items, write_json
+from callforest_mesh.gateway.refusals import (
+    history_claim_refused,
+    history_required,
+    malformed,
+    too_large,
+)
+from callforest_mesh.gateway.response_input import messages_of
+from callforest_mesh.gateway.source_evidence import SourceEvidence
+
+_UNREADABLE_OPTIONS: Final = b"callforest-unreadable-options-v1"
+_MARSHAL_VERSION: Final = 2
+"""The last version in which equal values are always equal bytes, and others never: later ones write
+what came before as a reference."""
+_LIST_HEAD: Final = 5
+
+
+class ForestReader:
+    """Reads requests of forest mode.
+
+    Args:
+        histories: the kept histories; they are read here, and grow when a call was served.
+    """
+
+    def __init__(self, histories: Histories) -> None:
+        self._histories = histories
+
+    def read(
+        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
+    ) -> core.NormalisedRequest:
+        """Parse and judge a request.
+
+        Args:
+            capture_key: the attempt.
+            body: as received.
+            dialect: its API.
+            claim: the call that it says it continues.
+
+        Raises:
+            HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
+                history that is not kept.
+        """
+        fields = parse_body(body)
+        if claim is not None and not claim.history_is_whole:
+            return self._read_delta(capture_key, fields, body, dialect, claim)
+        return self._read_whole(capture_key, fields, body, dialect, claim)
+
+    def _read_whole(
+        self, capture_key: str, fields: Item, body: bytes, dialect: Dialect, claim: Claim | None
+    ) -> core.NormalisedRequest:
+        turns = fields.get(core.turns_name(dialect))
+        known, mark = self._marked(capture_key, fields, dialect, turns)
+        judged = known.turn_count if known else 0
+        converted = core.convert(fields, body, dialect, judged=judged)
+        if known is None:
+            items = source_items(fields, dialect)
+            plain = dialect is Dialect.CHAT and not fields.get("instructions")
+            messages = items if plain else _messages_of(converted.chat)
+            count = len(turns) if isinstance(turns, list) else 1
+            begun = EMPTY_HISTORY
+        else:
+            assert isinstance(turns, list), "it begins with known turns"
+            items = turns[judged:]
+            messages = items if dialect is Dialect.CHAT else [*messages_of(items, None)]
+            count = len(items)
+            begun = known.request_history
+        digest = hashlib.sha256(body).digest()
+        options = _options(fields, converted.chat, digest)
+        history = begun.extended(items)
+        evidence = SourceEvidence(
+            probe=_probe(history, options, claim),
+            capture_key=capture_key,
+            dialect=dialect,
+            history=history,
+            options=options,
+            known=known,
+            echoed=None,
+            new_items=items,
+            new_messages=messages,
+            turn_count=count,
+            mark=mark,
+            histories=self._histories,
+        )
+        return core.normalised(converted, dialect, digest, evidence)
+
+    def _read_delta(
+        self, capture_key: str, fields: Item, body: bytes, dialect: Dialect, claim: Claim
+    ) -> core.NormalisedRequest:
+        base = self._histories.get(capture_key, claim.call_id)
+        if base is None or base.dialect is not dialect:
+            raise history_required(capture_key, claim.call_id)
+        if (fields.get("instructions") or None) != base.options.instructions:
+            # They are the first atom: no call that had others ends in this history.
+            raise history_claim_refused(capture_key, claim.call_id, "not_this_call")
+        # The instructions stand in the history already, in front of its turns.
+        without = fields if dialect is Dialect.CHAT else {**fields, "instructions": None}
+        converted = core.convert(without, body, dialect)
+        items = source_items({**fields, "instructions": None}, dialect)
+        messages = items if dialect is Dialect.CHAT else _messages_of(converted.chat)
+        count = base.answer.count + len(items)
+        if base.turn_count + count > core.ITEMS_MAX:
+            raise malformed(
+                f"The history has more than {core.ITEMS_MAX} items.", core.turns_name(dialect)
+            )
+        digest = hashlib.sha256(body).digest()
+        options = _options(fields, converted.chat, digest)
+        history = base.history.extended(items)
+        evidence = SourceEvidence(
+            probe=_probe(history, options, claim),
+            capture_key=capture_key,
+            dialect=dialect,
+            history=history,
+            options=options,
+            known=base,
+            echoed=base.answer,
+            new_items=items,
+            new_messages=messages,
+            turn_count=count,
+            mark=b"",
+            histories=self._histories,
+        )
+        whole = replace(
+            converted,
+            body=_whole_body(base, converted.chat, messages),
+            echo={} if dialect is Dialect.CHAT else responses.echo_of(fields),
+        )
+        return core.normalised(whole, dialect, digest, evidence)
+
+    def _marked(
+        self, capture_key: str, fields: Item, dialect: Dialect, turns: object
+    ) -> tuple[KeptCall | None, bytes]:
+        """Name a request's turns; find the call with whose request they begin.
+
+        Sought is the call whose request ends where the last answer begins: the one that was
+        answered so, if the harness changed nothing.
+        """
+        if not isinstance(turns, list):
+            return None, b""
+        written = hashlib.sha256(_written([dialect.value, fields.get("instructions")]))
+        end = _last_answer_begins(turns)
+        known = None
+        if end:
+            written.update(_written(turns[:end]))
+            known = self._histories.recognise(capture_key, written.digest())
+        written.update(_written(turns[end:]))
+        return known, written.digest()
+
+
+def _written(values: list[object]) -> memoryview:
+    """Write parsed JSON as bytes that are equal for equal values alone; a list's without its head.
+
+    The writer of the standard library's own bytes is some ten times as fast as that of JSON.
+    """
+    return memoryview(marshal.dumps(values, _MARSHAL_VERSION))[_LIST_HEAD:]
+
+
+def _last_answer_begins(turns: list[object]) -> int:
+    """Give where a conversation's last answer begins; 0 without one."""
+    end = len(turns)
+    while end and not _is_answer(turns[end - 1]):
+        end -= 1
+    while end and _is_answer(turns[end - 1]):
+        end -= 1
+    return end
+
+
+def _is_answer(turn: object) -> bool:
+    if not isinstance(turn, dict):
+        return False
+    return is_model_authored(turn) or turn.get("type") == "reasoning"
+
+
+def _options(fields: Item, chat: Item, body_digest: bytes) -> RenderOptions:
+    """Give what decides, beside its turns, how a request becomes tokens.
+
+    Options without canonical form have a digest that no other request has.
+    """
+    values = {name: chat[name] for name in RENDER_OPTIONS if chat.get(name) is not None}
+    values.pop("instructions", None)
+    instructions = fields.get("instructions")
+    try:
+        digest = source_render_digest(values)
+    except CanonicalJsonError:
+        digest = hashlib.sha256(_UNREADABLE_OPTIONS + body_digest).digest()
+    return RenderOptions(
+        digest, write_json(values), instructions if isinstance(instructions, str) else None
+    )
+
+
+def _probe(
+    history: SourceHistory, options: RenderOptions, claim: Claim | None
+) -> capture_admission_pb2.SourceProbe:
+    """Make the probe. With an item that has no normal form nothing is known of the history."""
+    probe = history.probe(options.digest)
+    unreadable = history.fault is not None
+    return capture_admission_pb2.SourceProbe(
+        normalization_version=probe.normalization_version,
+        atom_count=probe.atom_count,
+        boundaries=[
+            capture_admission_pb2.SourceBoundary(
+                atom_count=one.atom_count,
+                source_digest=one.source_digest,
+                tool_content_digest=one.tool_content_digest,
+            )
+            for one in ([] if unreadable else probe.boundaries)
+        ],
+        observations_follow=probe.observations_follow,
+        render_digest=probe.render_digest,
+        native_ids=probe.native_ids,
+        claimed_call_id=claim.call_id if claim else None,
+        claim_breaks_ties=claim is not None and claim.history_is_whole,
+        has_unreadable_item=unreadable,
+    )
+
+
+def _whole_body(base: KeptCall, chat: Item, messages: list[object]) -> bytes:
+    """Complete a delta's request for the engine: kept turns are joined as they were written.
+
+    Raises:
+        HttpRefusal: it is larger than a whole request may be.
+    """
+    asked = {"messages", "stream", "stream_options"}
+    head = write_json({name: chat[name] for name in chat if name not in asked})[:-1]
+    turns = b",".join([*(part.messages for part in base.parts()), write_items(messages)])
+    body = b"".join([head, b"," if len(head) > 1 else b"", b'"messages":[', turns, b"]}"])
+    if len(body) > core.BODY_BYTES_MAX:
+        raise too_large(core.BODY_BYTES_MAX)
+    return body
+
+
+def _messages_of(chat: Item) -> list[object]:
+    messages = chat["messages"]
+    assert isinstance(messages, list), "it was judged"
+    return messages
