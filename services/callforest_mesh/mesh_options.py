@@ -127,6 +127,7 @@ def gateway_options(configuration: MeshConfiguration) -> GatewayOptions:
         "port": GATEWAY_PORT,
         "tenant": configuration.tenant,
         "grace_s": configuration.server.grace_s,
+        "forest": configuration.token_capture.forest_training,
         "control_token": os.environ.get(CONTROL_TOKEN_VARIABLE, ""),
     }
     return read_section(GatewayOptions, configuration.gateway, where="gateway", defaults=defaults)

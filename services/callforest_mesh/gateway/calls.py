@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from typing import TypeVar
 
 from google.protobuf import timestamp_pb2
 
@@ -48,7 +47,6 @@ from callforest_mesh.gateway.refusals import (
 from callforest_mesh.gateway.rows import Rows
 
 _LOG = logging.getLogger("callforest")
-
 
 
 class Calls:

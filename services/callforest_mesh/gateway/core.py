@@ -188,6 +188,17 @@ def convert(fields: Item, body: bytes, dialect: Dialect, *, judged: int = 0) -> 
     return Conversion(chat, forwarded, streaming, echo)
 
 
+def dialect_of(body: bytes) -> Dialect:
+    """Say in which API a request is written: one with `input` alone is of Responses.
+
+    Raises:
+        HttpRefusal: it is malformed.
+    """
+    fields = parse_body(body)
+    is_responses = "input" in fields and "messages" not in fields
+    return Dialect.RESPONSES if is_responses else Dialect.CHAT
+
+
 def turns_name(dialect: Dialect) -> str:
     """Name the field that holds a request's turns."""
     return "messages" if dialect is Dialect.CHAT else "input"

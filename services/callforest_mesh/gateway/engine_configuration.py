@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from callforest_client.worker import WorkerClient
+from callforest_mesh.gateway.refusals import unavailable
 
 
 class EngineConfiguration:
@@ -17,10 +18,12 @@ class EngineConfiguration:
 
     Args:
         worker: asked for it.
+        required: whether a call must name one; forest mode compares no histories without.
     """
 
-    def __init__(self, worker: WorkerClient) -> None:
+    def __init__(self, worker: WorkerClient, *, required: bool = False) -> None:
         self._worker = worker
+        self._required = required
         self._digest: bytes | None = None
         self._asking = asyncio.Lock()
 
@@ -29,11 +32,15 @@ class EngineConfiguration:
 
         Raises:
             CallforestError: it is not known, and the worker or its engine is away.
+            HttpRefusal: the engine has none, and one is required.
         """
         if self._digest is None:
             async with self._asking:
                 if self._digest is None:
                     self._digest = (await self._worker.describe()).configuration_digest
+        if self._required and not self._digest:
+            self._digest = None
+            raise unavailable("The engine's configuration is not known; nothing was generated.")
         return self._digest
 
     def forget(self, digest: bytes) -> None:

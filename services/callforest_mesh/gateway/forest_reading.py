@@ -249,7 +249,7 @@ def _whole_body(base: KeptCall, chat: Item, messages: list[object]) -> bytes:
     """
     asked = {"messages", "stream", "stream_options"}
     head = write_json({name: chat[name] for name in chat if name not in asked})[:-1]
-    turns = b",".join([*(part.messages for part in base.parts()), write_items(messages)])
+    turns = b",".join([*[part.messages for part in base.parts()], write_items(messages)])
     body = b"".join([head, b"," if len(head) > 1 else b"", b'"messages":[', turns, b"]}"])
     if len(body) > core.BODY_BYTES_MAX:
         raise too_large(core.BODY_BYTES_MAX)

@@ -9,7 +9,6 @@ ones.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -17,7 +16,7 @@ from typing import Final
 from callforest_core.lineage.items import Dialect
 from callforest_core.lineage.source import SourceHistory
 
-_CALL_BYTES: Final = 3072
+_CALL_BYTES: Final = 2048
 """What a kept call costs beside its turns, roughly: its objects, digests and keys."""
 
 
@@ -112,15 +111,13 @@ class KeptCall:
 
     def request_parts(self) -> list[Turns]:
         """Give the turns of the request, in order: one part a call of its chain."""
-        parts = [call.asked for call in self._upwards()]
-        parts.reverse()
-        return parts
-
-    def _upwards(self) -> Iterator[KeptCall]:
+        parts: list[Turns] = []
         call: KeptCall | None = self
         while call is not None:
-            yield call
+            parts.append(call.asked)
             call = call.parent
+        parts.reverse()
+        return parts
 
 
 class Histories:

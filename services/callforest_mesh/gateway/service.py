@@ -18,10 +18,15 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway.core import ChainReader, RequestReader
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
+from callforest_mesh.gateway.forest_reading import ForestReader
+from callforest_mesh.gateway.histories import Histories
+from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.servicer import GatewayServicer
+from callforest_mesh.gateway.work import Work
 
 __all__ = ["GatewayOptions", "GatewayService"]
 
@@ -54,7 +59,7 @@ class GatewayService:
         ledger = ledger.for_tenant(options.tenant)
         worker = worker.for_tenant(options.tenant)
         admission = admission.for_tenant(options.tenant)
-        configuration = EngineConfiguration(worker)
+        configuration = EngineConfiguration(worker, required=options.forest)
         self._calls = Calls(
             admission,
             ledger,
@@ -68,9 +73,9 @@ class GatewayService:
         measuring = Measuring(
             admission, worker, configuration, options, new_id=_new_id, now_ns=time.time_ns
         )
-        self._harnesses = Harnesses(_reader(options), self._calls, measuring)
-        self._edge = Edge(options, drain, self._harnesses, ledger, worker, telemetry)
-        self._servicer = GatewayServicer(options.tenant, self._harnesses, worker, drain, telemetry)
+        work = Work(_reader(options), self._calls, measuring)
+        self._edge = Edge(options, drain, work, ledger, worker, telemetry)
+        self._servicer = GatewayServicer(options.tenant, work, worker, drain, telemetry)
         self._runner: web.AppRunner | None = None
         self._url = ""
 

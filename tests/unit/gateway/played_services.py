@@ -63,6 +63,7 @@ class Played:
     calls: list[worker_pb.GenerateCall] = field(default_factory=list)
     records: list[call_record_pb2.CallRecord] = field(default_factory=list)
     failures: list[attempt_pb2.CallFailure] = field(default_factory=list)
+    withdrawals: list[attempt_pb2.CallWithdrawal] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
 
     async def admit(self, intent: attempt_pb2.CallIntent, **_sent: object) -> object:
@@ -91,6 +92,13 @@ class Played:
     async def record_failure(self, failure: attempt_pb2.CallFailure, **_sent: object) -> object:
         self.order.append("failure")
         self.failures.append(failure)
+        return give(next_of(self.failure_answers))
+
+    async def record_withdrawal(
+        self, withdrawal: attempt_pb2.CallWithdrawal, **_sent: object
+    ) -> object:
+        self.order.append("withdrawal")
+        self.withdrawals.append(withdrawal)
         return give(next_of(self.failure_answers))
 
 
