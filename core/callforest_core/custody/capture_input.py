@@ -211,8 +211,14 @@ def _leaves_reasoning_out(
     Turn by turn, since text of a later turn must not stand for that of an earlier one; equal turns
     need not be read. Where the turns do not pair, the texts are compared whole.
     """
-    captured_ends, rendered_ends = turn_ends(captured, terminators), turn_ends(rendered, terminators)
-    captured_turns, rendered_turns = turns_of(captured, captured_ends), turns_of(rendered, rendered_ends)
+    captured_ends, rendered_ends = (
+        turn_ends(captured, terminators),
+        turn_ends(rendered, terminators),
+    )
+    captured_turns, rendered_turns = (
+        turns_of(captured, captured_ends),
+        turns_of(rendered, rendered_ends),
+    )
     rest = captured[sum(map(len, captured_turns)) :]
     if len(rest):  # the last turn was cut; its end stands for the template's
         captured_turns.append(np.append(rest, rest[-1]))
