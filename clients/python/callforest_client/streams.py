@@ -82,6 +82,18 @@ GENERATE = StreamSpec(
     answer=worker.GeneratedCall,
     repeatable=True,
 )
+MEASURE = StreamSpec(
+    name="Measure",
+    request=worker.MeasureRequest,
+    item=worker.MeasureItem,
+    payload_field="call",
+    payload=worker.GenerateCall,
+    response=worker.MeasureResponse,
+    result=worker.MeasureResult,
+    answer_field="measured",
+    answer=worker.MeasuredCall,
+    repeatable=True,
+)
 COMPLETE = StreamSpec(
     name="Complete",
     request=gateway.CompleteRequest,

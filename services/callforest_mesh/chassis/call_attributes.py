@@ -103,5 +103,15 @@ def generate_attributes(
     return found
 
 
+def measure_attributes(
+    call: worker_pb.GenerateCall, measured: worker_pb.MeasuredCall | None
+) -> Found:
+    """Say which call was measured, and how large it would be."""
+    found = _named(call.capture_key, call.call_id)
+    if measured is None:
+        return found
+    return {**found, "callforest.prompt_tokens": measured.prompt_token_count}
+
+
 def _named(capture_key: str, call_id: str) -> Found:
     return {CAPTURE_KEY: capture_key, CALL_ID: call_id}
