@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import grpc
 import pytest
 
 from callforest.capture.v1 import (
@@ -12,52 +11,20 @@ from callforest.capture.v1 import (
 )
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
-from callforest_client.errors import CallforestError, RefusedError, UnavailableError
-from callforest_mesh.gateway import core
-from callforest_mesh.gateway.calls import Calls, Served
-from callforest_mesh.gateway.engine_configuration import EngineConfiguration
-from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import HttpRefusal
-from tests.unit.gateway.played_services import COMPLETION, RESPONSE, Played, coords, staged
-
-UNCAPTURED = capture_admission_pb2.Verdict(
-    uncaptured=capture_admission_pb2.Uncaptured(reason="unresolved_parent", detail="no_match")
+from tests.unit.gateway.played_services import (
+    COMPLETION,
+    REQUEST,
+    RESPONSE,
+    UNCAPTURED,
+    Played,
+    away,
+    calls_of,
+    coords,
+    refused,
+    serve,
+    staged,
 )
-REQUEST = core.read_request(b'{"messages":[{"role":"user","content":"go"}]}')
-
-
-def away() -> UnavailableError:
-    return UnavailableError(
-        grpc.StatusCode.UNAVAILABLE, "gone", reason=er.ERROR_REASON_PEER_UNAVAILABLE
-    )
-
-
-def refused(
-    reason: er.ErrorReason.ValueType, *, retry_after_ms: int | None = None
-) -> CallforestError:
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    return RefusedError(code, "no", reason=reason, retry_after_ms=retry_after_ms)
-
-
-def calls_of(played: Played, **options: object) -> Calls:
-    ids = (f"c{number}" for number in range(100))
-    return Calls(
-        played,
-        played,
-        played,
-        EngineConfiguration(played),
-        GatewayOptions(**options),
-        new_id=lambda: next(ids),
-        now_ns=lambda: 1_700_000_000_123_456_789,
-    )
-
-
-async def serve(played: Played, **options: object) -> Served:
-    calls = calls_of(played, **options)
-    try:
-        return await calls.serve("k", REQUEST)
-    finally:
-        await calls.settle(5.0)
 
 
 @pytest.mark.requirement("CAP-4", "CAP-6")
@@ -211,24 +178,6 @@ async def test_unknown_verdict_is_refused_before_generation() -> None:
         await serve(played)
     assert caught.value.status == 500
     assert not played.calls
-
-
-@pytest.mark.requirement("LED-11")
-async def test_engines_refusal_is_passed_on_and_leaves_a_failure() -> None:
-    too_long = RefusedError(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "maximum context length is 64 tokens",
-        reason=er.ERROR_REASON_REQUEST_REFUSED,
-        metadata={"parameter": "messages"},
-    )
-    played = Played(generated=too_long)
-    with pytest.raises(HttpRefusal) as caught:
-        await serve(played)
-    assert (caught.value.status, caught.value.parameter) == (400, "messages")
-    assert "context length" in caught.value.message
-    (failure,) = played.failures
-    assert failure.reason == "request_finished_without_staged_coordinates"
-    assert "context length" in failure.detail
 
 
 @pytest.mark.requirement("LED-11")
