@@ -41,6 +41,7 @@ class GatewayClient:
         api: pb.CompletionApi.ValueType = CHAT,
         *,
         continues_call_id: str | None = None,
+        history_is_whole: bool = False,
         timeout_s: float | None = None,
         traceparent: str = "",
     ) -> pb.ServedCompletion:
@@ -52,6 +53,8 @@ class GatewayClient:
             api: which API it is of.
             continues_call_id: makes this a delta request: the request's turns are only those that
                 follow the answer of this call. A claim that is checked, never trusted.
+            history_is_whole: the request brings its whole history all the same; the claim then
+                only breaks a tie.
             timeout_s: instead of the client's own.
             traceparent: the caller's W3C trace context, or "".
 
@@ -59,10 +62,10 @@ class GatewayClient:
             RefusedError: REQUEST_REFUSED with the parameter at fault, ATTEMPT_NOT_FOUND,
                 ATTEMPT_CLOSED, AMBIGUOUS_HISTORY, HISTORY_CLAIM_REFUSED, MODE_MISMATCH,
                 CONFIGURATION_CHANGED, OVERLOADED, INVALID_MESSAGE; HISTORY_REQUIRED: send the
-                request again with its whole history and without `continues_call_id`.
+                request again with its whole history and `history_is_whole`.
             UnavailableError: no answer; the call may have been made.
         """
-        call = _call(capture_key, request, api, continues_call_id)
+        call = _call(capture_key, request, api, continues_call_id, history_is_whole)
         bound_s = self._timeout_s if timeout_s is None else timeout_s
         return await self._completions.send(
             call, tenant=self._tenant, timeout_s=bound_s, traceparent=traceparent
@@ -75,6 +78,7 @@ class GatewayClient:
         api: pb.CompletionApi.ValueType = CHAT,
         *,
         continues_call_id: str | None = None,
+        history_is_whole: bool = False,
         timeout_s: float | None = None,
         traceparent: str = "",
     ) -> pb.MeasuredContext:
@@ -82,7 +86,7 @@ class GatewayClient:
 
         Args and errors are those of `complete`.
         """
-        call = _call(capture_key, request, api, continues_call_id)
+        call = _call(capture_key, request, api, continues_call_id, history_is_whole)
         bound_s = self._timeout_s if timeout_s is None else timeout_s
         return await self._measures.send(
             call, tenant=self._tenant, timeout_s=bound_s, traceparent=traceparent
@@ -110,8 +114,16 @@ class GatewayClient:
 
 
 def _call(
-    capture_key: str, request: bytes, api: pb.CompletionApi.ValueType, continues: str | None
+    capture_key: str,
+    request: bytes,
+    api: pb.CompletionApi.ValueType,
+    continues: str | None,
+    history_is_whole: bool,  # noqa: FBT001 - as the message has it
 ) -> pb.CompletionCall:
     return pb.CompletionCall(
-        capture_key=capture_key, api=api, request=request, continues_call_id=continues
+        capture_key=capture_key,
+        api=api,
+        request=request,
+        continues_call_id=continues,
+        history_is_whole=history_is_whole,
     )

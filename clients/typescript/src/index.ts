@@ -22,6 +22,6 @@ export {
   RolloutOwner,
   type RolloutOutcome,
 } from "./rollout.js";
-export { admissions, completions, type StreamSpec } from "./streamSpec.js";
+export { admissions, completions, measures, type StreamSpec } from "./streamSpec.js";
 export { CompletionApi, ErrorReason, type Receipt, ReceiptSchema } from "./stubs.js";
 export { callUnary } from "./unary.js";
