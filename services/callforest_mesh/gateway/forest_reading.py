@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import marshal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from callforest.capture.v1 import capture_admission_pb2
@@ -25,15 +25,15 @@ from callforest_core.lineage.source import (
 )
 from callforest_mesh.gateway import core, responses
 from callforest_mesh.gateway.evidence import Claim
-from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions
+from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions, Turns
 from callforest_mesh.gateway.json_body import parse_body, write_items, write_json
 from callforest_mesh.gateway.refusals import (
+    HttpRefusal,
     history_claim_refused,
     history_required,
     malformed,
     too_large,
 )
-from callforest_mesh.gateway.response_input import messages_of
 from callforest_mesh.gateway.source_evidence import SourceEvidence
 
 _UNREADABLE_OPTIONS: Final = b"callforest-unreadable-options-v1"
@@ -41,6 +41,29 @@ _MARSHAL_VERSION: Final = 2
 """The last version in which equal values are always equal bytes, and others never: later ones write
 what came before as a reference."""
 _LIST_HEAD: Final = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """A request, read: what is new of it, and what that stands behind.
+
+    Attributes:
+        converted: the whole request as the engine takes it.
+        known: the call with whose request it begins.
+        begun: the atoms before the new items, digested.
+        echoed: the answer of `known`, where the request leaves it out.
+        items: the new items.
+        messages: the same in Chat's form.
+        count: how many turns are new, `echoed` included.
+    """
+
+    converted: core.Conversion
+    known: KeptCall | None
+    begun: SourceHistory
+    echoed: Turns | None
+    items: list[object]
+    messages: list[object]
+    count: int
 
 
 class ForestReader:
@@ -78,38 +101,17 @@ class ForestReader:
     ) -> core.NormalisedRequest:
         turns = fields.get(core.turns_name(dialect))
         known, mark = self._marked(capture_key, fields, dialect, turns)
-        judged = known.turn_count if known else 0
-        converted = core.convert(fields, body, dialect, judged=judged)
-        if known is None:
-            items = source_items(fields, dialect)
-            plain = dialect is Dialect.CHAT and not fields.get("instructions")
-            messages = items if plain else _messages_of(converted.chat)
-            count = len(turns) if isinstance(turns, list) else 1
-            begun = EMPTY_HISTORY
-        else:
-            assert isinstance(turns, list), "it begins with known turns"
-            items = turns[judged:]
-            messages = items if dialect is Dialect.CHAT else [*messages_of(items, None)]
-            count = len(items)
-            begun = known.request_history
-        digest = hashlib.sha256(body).digest()
-        options = _options(fields, converted.chat, digest)
-        history = begun.extended(items)
-        evidence = SourceEvidence(
-            probe=_probe(history, options, claim),
-            capture_key=capture_key,
-            dialect=dialect,
-            history=history,
-            options=options,
-            known=known,
-            echoed=None,
-            new_items=items,
-            new_messages=messages,
-            turn_count=count,
-            mark=mark,
-            histories=self._histories,
-        )
-        return core.normalised(converted, dialect, digest, evidence)
+        if known is not None and isinstance(turns, list):
+            read = _read_from(known, turns[known.turn_count :], fields, body, dialect)
+            if read is not None:
+                return self._request(capture_key, fields, body, dialect, claim, read, mark)
+        converted = core.convert(fields, body, dialect)
+        items = source_items(fields, dialect)
+        plain = dialect is Dialect.CHAT and not fields.get("instructions")
+        messages = items if plain else _messages_of(converted.chat)
+        count = len(turns) if isinstance(turns, list) else 1
+        read = _Read(converted, None, EMPTY_HISTORY, None, items, messages, count)
+        return self._request(capture_key, fields, body, dialect, claim, read, mark)
 
     def _read_delta(
         self, capture_key: str, fields: Item, body: bytes, dialect: Dialect, claim: Claim
@@ -121,38 +123,49 @@ class ForestReader:
             # They are the first atom: no call that had others ends in this history.
             raise history_claim_refused(capture_key, claim.call_id, "not_this_call")
         # The instructions stand in the history already, in front of its turns.
-        without = fields if dialect is Dialect.CHAT else {**fields, "instructions": None}
-        converted = core.convert(without, body, dialect)
-        items = source_items({**fields, "instructions": None}, dialect)
+        turns = {**fields, "instructions": None}
+        converted = core.convert(fields if dialect is Dialect.CHAT else turns, body, dialect)
+        items = source_items(turns, dialect)
         messages = items if dialect is Dialect.CHAT else _messages_of(converted.chat)
         count = base.answer.count + len(items)
         if base.turn_count + count > core.ITEMS_MAX:
             raise malformed(
                 f"The history has more than {core.ITEMS_MAX} items.", core.turns_name(dialect)
             )
+        parts = [*base.messages(), write_items(messages)]
+        whole = _completed(converted, parts, fields, dialect)
+        read = _Read(whole, base, base.history, base.answer, items, messages, count)
+        return self._request(capture_key, fields, body, dialect, claim, read, b"")
+
+    def _request(
+        self,
+        capture_key: str,
+        fields: Item,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim | None,
+        read: _Read,
+        mark: bytes,
+    ) -> core.NormalisedRequest:
+        """Put together what was read of a request."""
         digest = hashlib.sha256(body).digest()
-        options = _options(fields, converted.chat, digest)
-        history = base.history.extended(items)
+        options = _options(fields, read.converted.chat, digest)
+        history = read.begun.extended(read.items)
         evidence = SourceEvidence(
             probe=_probe(history, options, claim),
             capture_key=capture_key,
             dialect=dialect,
             history=history,
             options=options,
-            known=base,
-            echoed=base.answer,
-            new_items=items,
-            new_messages=messages,
-            turn_count=count,
-            mark=b"",
+            known=read.known,
+            echoed=read.echoed,
+            new_items=read.items,
+            new_messages=read.messages,
+            turn_count=read.count,
+            mark=mark,
             histories=self._histories,
         )
-        whole = replace(
-            converted,
-            body=_whole_body(base, converted.chat, messages),
-            echo={} if dialect is Dialect.CHAT else responses.echo_of(fields),
-        )
-        return core.normalised(whole, dialect, digest, evidence)
+        return core.normalised(read.converted, dialect, digest, evidence)
 
     def _marked(
         self, capture_key: str, fields: Item, dialect: Dialect, turns: object
@@ -172,6 +185,32 @@ class ForestReader:
             known = self._histories.recognise(capture_key, written.digest())
         written.update(_written(turns[end:]))
         return known, written.digest()
+
+
+def _read_from(
+    known: KeptCall, new: list[object], fields: Item, body: bytes, dialect: Dialect
+) -> _Read | None:
+    """Read a request that begins with a known one's turns; None when it must be read whole.
+
+    Chat requests go on as they came. Of a Responses request the new items are translated alone: an
+    answer opens a message of its own, whatever stands before it. Where they do not begin with one,
+    or are refused, the whole is read, so that a refusal names the place in it.
+    """
+    begun, count = known.request_history, len(new)
+    if dialect is Dialect.CHAT:
+        converted = core.convert(fields, body, dialect, judged=known.turn_count)
+        return _Read(converted, known, begun, None, new, new, count)
+    part = {**fields, core.turns_name(dialect): new, "instructions": None}
+    try:
+        converted = core.convert(part, body, dialect)
+    except HttpRefusal:
+        return None
+    messages = _messages_of(converted.chat)
+    if not _is_answer(messages[0]) or known.turn_count + count > core.ITEMS_MAX - 1:
+        return None
+    parts = [*known.request_messages(), write_items(messages)]
+    whole = _completed(converted, parts, fields, dialect)
+    return _Read(whole, known, begun, None, new, messages, count)
 
 
 def _written(values: list[object]) -> memoryview:
@@ -241,19 +280,30 @@ def _probe(
     )
 
 
-def _whole_body(base: KeptCall, chat: Item, messages: list[object]) -> bytes:
-    """Complete a delta's request for the engine: kept turns are joined as they were written.
+def _completed(
+    converted: core.Conversion, parts: list[bytes], fields: Item, dialect: Dialect
+) -> core.Conversion:
+    """Complete a request for the engine: kept turns are joined as they were written.
+
+    Args:
+        converted: the request with its new turns alone.
+        parts: the messages of all turns, written.
+        fields: the request as received.
+        dialect: its API.
 
     Raises:
         HttpRefusal: it is larger than a whole request may be.
     """
+    chat = converted.chat
     asked = {"messages", "stream", "stream_options"}
     head = write_json({name: chat[name] for name in chat if name not in asked})[:-1]
-    turns = b",".join([*[part.messages for part in base.parts()], write_items(messages)])
-    body = b"".join([head, b"," if len(head) > 1 else b"", b'"messages":[', turns, b"]}"])
+    parts[0] = b"".join((head, b"," if len(head) > 1 else b"", b'"messages":[', parts[0]))
+    parts[-1] += b"]}"
+    body = b",".join(parts)  # once: a conversation may be large
     if len(body) > core.BODY_BYTES_MAX:
         raise too_large(core.BODY_BYTES_MAX)
-    return body
+    echo = {} if dialect is Dialect.CHAT else responses.echo_of(fields)
+    return replace(converted, body=body, echo=echo)
 
 
 def _messages_of(chat: Item) -> list[object]:

@@ -18,6 +18,8 @@ from callforest_core.lineage.source import SourceHistory
 
 _CALL_BYTES: Final = 2048
 """What a kept call costs beside its turns, roughly: its objects, digests and keys."""
+_STRETCH: Final = 16
+"""Every so many calls of a chain that deltas build, their messages are joined once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,8 +76,11 @@ class KeptCall:
         request_history: its request's atoms, digested.
         history: the atoms of request and answer, digested.
         options: of its rendering; the parent's own where they are equal.
-        mark: names the turns of its whole request among those of its attempt; b"" when it is not
-            to be recognised by them.
+        mark: names the turns of its whole request among those of its attempt; b"" of a delta
+            request, which is not to be recognised by them.
+        turn_count: how many turns its whole request has.
+        depth: how many calls its chain has before it.
+        stretch: the messages of the last calls of its chain, joined; None when they are not.
         child_count: how many kept calls have it as parent.
     """
 
@@ -90,12 +95,17 @@ class KeptCall:
     options: RenderOptions
     mark: bytes = b""
     turn_count: int = field(init=False)
+    depth: int = field(init=False)
+    stretch: _Stretch | None = field(init=False, default=None)
     child_count: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        """Count the turns of the whole request."""
-        before = self.parent.turn_count if self.parent else 0
-        self.turn_count = before + self.asked.count
+        """Place the call in its chain."""
+        parent = self.parent
+        self.turn_count = self.asked.count + (parent.turn_count if parent else 0)
+        self.depth = parent.depth + 1 if parent else 0
+        if not self.mark and self.depth % _STRETCH == _STRETCH - 1:
+            self.stretch = _stretch_to(self)
 
     @property
     def size_bytes(self) -> int:
@@ -103,7 +113,8 @@ class KeptCall:
         options = self.options
         shared = self.parent is not None and self.parent.options is options
         own = 0 if shared else options.size_bytes
-        return _CALL_BYTES + self.asked.size_bytes + self.answer.size_bytes + own
+        joined = len(self.stretch.messages) if self.stretch else 0
+        return _CALL_BYTES + self.asked.size_bytes + self.answer.size_bytes + own + joined
 
     def parts(self) -> list[Turns]:
         """Give the turns of request and answer, in order."""
@@ -111,13 +122,49 @@ class KeptCall:
 
     def request_parts(self) -> list[Turns]:
         """Give the turns of the request, in order: one part a call of its chain."""
-        parts: list[Turns] = []
+        return [call.asked for call in self._chain(self.depth + 1)]
+
+    def messages(self) -> list[bytes]:
+        """Give the messages of request and answer, as the engine takes them, in few parts."""
+        return [*self.request_messages(), self.answer.messages]
+
+    def request_messages(self) -> list[bytes]:
+        """Give the messages of the request, as the engine takes them, in few parts."""
+        parts: list[bytes] = []
         call: KeptCall | None = self
         while call is not None:
-            parts.append(call.asked)
-            call = call.parent
+            if call.stretch is not None:
+                parts.append(call.stretch.messages)
+                call = call.stretch.before
+            else:
+                parts.append(call.asked.messages)
+                call = call.parent
         parts.reverse()
         return parts
+
+    def _chain(self, count: int) -> list[KeptCall]:
+        """Give the last calls of the chain, this one the last."""
+        calls: list[KeptCall] = []
+        call: KeptCall | None = self
+        while call is not None and len(calls) < count:
+            calls.append(call)
+            call = call.parent
+        calls.reverse()
+        return calls
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """Some calls of a chain: their requests' messages, joined, and the call before them."""
+
+    messages: bytes
+    before: KeptCall | None
+
+
+def _stretch_to(last: KeptCall) -> _Stretch:
+    calls = last._chain(_STRETCH)  # noqa: SLF001 - of this module
+    messages = b",".join([call.asked.messages for call in calls])
+    return _Stretch(messages, calls[0].parent)
 
 
 class Histories:

@@ -212,7 +212,8 @@ def test_what_was_read_before_is_not_read_again(
         request = reader.read("k", body, dialect)
         fresh = ForestReader(Histories(0, 0)).read("k", body, dialect)
         assert probe_of(request) == probe_of(fresh)
-        assert request.body == fresh.body
+        assert json.loads(request.body) == json.loads(fresh.body)
+        assert request.echo == fresh.echo
         assert (request.evidence.known is not None) == (number > 0)
         served = serve(request, f"c{number}", {"content": f"answer {number}", "audio": None})
         turns += [*echo_of(dialect, served), {"role": "user", "content": f"more {number}"}]
@@ -251,23 +252,32 @@ def test_refusals_name_the_place_in_the_whole_request(reader: ForestReader) -> N
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     refusal = refused(reader, "k", body_of(CHAT, [GO, said, image, GO]), CHAT)
     assert refusal.parameter == "messages[2].content[0]"
+    serve(reader.read("k", body_of(RESPONSES, [GO]), RESPONSES), "c2", said)
+    refusal = refused(reader, "k", body_of(RESPONSES, [GO, said, image, GO]), RESPONSES)
+    assert refusal.parameter == "input[2].content[0]"
 
 
 @pytest.mark.requirement("ADM-2")
-def test_known_histories_never_change_a_probe() -> None:
+@pytest.mark.parametrize("dialect", [CHAT, RESPONSES])
+def test_known_histories_never_change_a_probe(dialect: Dialect) -> None:
     """Whatever a harness does to its history, a reader that knows it gives what a new one gives."""
     chance = random.Random(7)
     reader = ForestReader(Histories(1 << 20, 50))
+    odd = [{"type": "reasoning", "summary": []}, {"role": "system", "content": "rules"}]
     turns: list[dict[str, object]] = [GO]
-    for number in range(300):
-        body = body_of(CHAT, turns, tools=chance.choice([None, [{"type": "function"}]]))
-        request = reader.read("k", body, CHAT)
-        fresh = ForestReader(Histories(0, 0)).read("k", body, CHAT)
+    known = 0
+    for number in range(400):
+        tools = chance.choice([None, None, [{"type": "function", "name": "run"}]])
+        body = body_of(dialect, turns, tools=tools if dialect is RESPONSES else None)
+        request = reader.read("k", body, dialect)
+        fresh = ForestReader(Histories(0, 0)).read("k", body, dialect)
         assert probe_of(request) == probe_of(fresh)
-        assert request.body == fresh.body
+        assert json.loads(request.body) == json.loads(fresh.body)
+        known += request.evidence.known is not None
         served = serve(request, f"c{number}", chance.choice(list(ANSWERS.values())))
-        turns = [*turns, *echo_of(CHAT, served), chance.choice([GO, TOOL])]
-        match chance.randrange(8):
+        observed = OUTPUT if dialect is RESPONSES else TOOL
+        turns = [*turns, *echo_of(dialect, served), chance.choice([GO, observed])]
+        match chance.randrange(12):
             case 0:
                 turns = turns[chance.randrange(len(turns)) :]
             case 1:
@@ -277,9 +287,14 @@ def test_known_histories_never_change_a_probe() -> None:
                 turns = [GO]
             case 3:
                 turns = [dict(sorted(one.items())) for one in turns]
+            case 4 if dialect is RESPONSES:
+                turns.insert(chance.randrange(len(turns)), chance.choice(odd))
+            case 5 if dialect is RESPONSES:
+                turns = [chance.choice(odd), *turns[-3:]]
         turns = turns[-12:]
-        if turns[-1]["role"] == "assistant":
+        if turns[-1].get("role") == "assistant" or turns[-1].get("type") in ("function_call",):
             turns.append(GO)
+    assert known > 100
 
 
 def unreadable(reader: ForestReader) -> core.NormalisedRequest:

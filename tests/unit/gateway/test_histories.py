@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,12 @@ def turns(text: bytes, count: int = 1) -> Turns:
 
 
 def call(
-    call_id: str, parent: KeptCall | None = None, *, text: bytes = b"1", key: str = "k"
+    call_id: str,
+    parent: KeptCall | None = None,
+    *,
+    text: bytes = b"1",
+    key: str = "k",
+    marked: bool = True,
 ) -> KeptCall:
     return KeptCall(
         capture_key=key,
@@ -32,7 +35,7 @@ def call(
         request_history=EMPTY_HISTORY,
         history=EMPTY_HISTORY,
         options=OPTIONS if parent is None else parent.options,
-        mark=call_id.encode(),
+        mark=call_id.encode() if marked else b"",
     )
 
 
@@ -138,13 +141,25 @@ def test_bounds_and_chains_hold_whatever_comes(
         assert histories.recognise(one.capture_key, one.mark) is one
 
 
-def test_memory_grows_with_new_turns_alone() -> None:
+@pytest.mark.parametrize("by_deltas", [True, False])
+def test_memory_grows_with_new_turns_alone(by_deltas: bool) -> None:
     histories = Histories(1 << 30, 10_000)
-    sizes = [0]
+    sizes = {0: 0}
     parent: KeptCall | None = None
-    for number in range(600):
-        parent = call(f"c{number}", parent)
+    for number in range(512):
+        parent = call(f"c{number}", parent, text=b"x" * 300, marked=not by_deltas)
         histories.keep(parent)
-        sizes.append(histories.size_bytes)
-    grown = {after - before for before, after in itertools.pairwise(sizes)}
-    assert max(grown) - min(grown) <= OPTIONS.size_bytes
+        sizes[number + 1] = histories.size_bytes
+    assert sizes[512] / 512 <= 1.1 * sizes[16] / 16
+
+
+@given(st.lists(st.integers(0, 40), max_size=80), st.booleans())
+def test_joined_messages_are_those_of_the_parts(places: list[int], by_deltas: bool) -> None:
+    """Wherever a chain branches, and however often it was joined."""
+    calls = [call("c0", text=b"0")]
+    for number, place in enumerate(places, 1):
+        parent = calls[max(0, len(calls) - 1 - place % 3)]
+        text = str(number).encode()
+        calls.append(call(f"c{number}", parent, text=text, marked=not by_deltas))
+    for one in calls:
+        assert b",".join(one.messages()) == b",".join([part.messages for part in one.parts()])
