@@ -13,6 +13,7 @@ import { peerUnavailable } from "./errors.js";
 import {
   AdmissionService,
   type Attempt,
+  CaptureMode,
   FinalizerService,
   type FinalizeGroupResponse,
   LedgerService,
@@ -50,6 +51,12 @@ export interface OpenRollout {
   readonly captureKey: string;
   /** The opened attempt. */
   readonly attempt: Attempt;
+}
+
+/** What the opening of an attempt may be told. */
+export interface OpenOptions {
+  /** How its calls are found and which of them train; unspecified, for chain mode, unless given. */
+  readonly mode?: CaptureMode;
 }
 
 /** How a rollout ended, as its harness says. */
@@ -95,10 +102,11 @@ export class RolloutOwner {
   }
 
   /** Open the next attempt of a rollout; the one before is sealed and never trains. */
-  async open(rolloutId: string): Promise<OpenRollout> {
-    const request = { tenant: this.#tenant, rolloutId, requestId: randomUUID() };
+  async open(rolloutId: string, options: OpenOptions = {}): Promise<OpenRollout> {
+    const mode = options.mode ?? CaptureMode.UNSPECIFIED;
+    const request = { tenant: this.#tenant, rolloutId, requestId: randomUUID(), mode };
     const { attempt } = await callUnary(
-      (options) => this.#admission.openAttempt(request, options),
+      (callOptions) => this.#admission.openAttempt(request, callOptions),
       this.#timeoutMs,
     );
     const opened = present(attempt, "Admission");

@@ -3,7 +3,13 @@ import { afterEach, describe, it } from "node:test";
 
 import { Code, ConnectError } from "@connectrpc/connect";
 
-import { ErrorReason, RefusedError, RolloutOwner, UnavailableError } from "../src/index.js";
+import {
+  CaptureMode,
+  ErrorReason,
+  RefusedError,
+  RolloutOwner,
+  UnavailableError,
+} from "../src/index.js";
 import { AdmissionService, FinalizerService, LedgerService } from "../src/stubs.js";
 import { FakeServer } from "./fakeServer.js";
 
@@ -56,6 +62,16 @@ async function mesh(): Promise<FakeMesh> {
 }
 
 describe("a rollout's owner", () => {
+  it("opens an attempt in the mode that it is told", async () => {
+    const { owner, calls } = await mesh();
+    await owner.open("r1");
+    await owner.open("r1", { mode: CaptureMode.FOREST });
+    assert.deepEqual(
+      calls.map(([, request]) => "mode" in request && request.mode),
+      [CaptureMode.UNSPECIFIED, CaptureMode.FOREST],
+    );
+  });
+
   it("finishes in order, naming the sealed epoch and revision", async () => {
     const { owner, calls } = await mesh();
     const rollout = await owner.open("r1");
@@ -77,6 +93,8 @@ describe("a rollout's owner", () => {
       captureKey: "r1-a1",
       epoch: 2n,
       revision: 7n,
+      result: new Uint8Array(),
+      environmentMasked: false,
       ...outcome,
     });
     assert.deepEqual(scoredResponse, new Uint8Array());
