@@ -232,13 +232,10 @@ async def running_mesh(
         for client in (mesh.staging, mesh.ledger, mesh.admission, mesh.worker):
             stack.push_async_callback(client.close)
         drain = Drain()
+        edge_options: dict[str, object] = {"control_token": CONTROL_TOKEN, "commit_timeout_s": 2.0}
+        edge_options |= {"forest": forest, **(gateway or {})}
         edge = GatewayService(
-            GatewayOptions(
-                control_token=CONTROL_TOKEN,
-                commit_timeout_s=2.0,
-                forest=forest,
-                **(gateway or {}),
-            ),
+            GatewayOptions(**edge_options),
             drain,
             mesh.admission,
             mesh.ledger,

@@ -77,7 +77,7 @@ async def test_each_call_is_one_trace_though_messages_mix_many(tmp_path: Path) -
     async with traced(tmp_path) as mesh:
         rollouts = [await mesh.owner.open(f"r{number}") for number in range(12)]
         await asyncio.gather(*(play(rollout.base_url) for rollout in rollouts))
-        stream = mesh.mesh._servers["gateway"]._service._calls._admission._admissions
+        stream = mesh.mesh._servers["gateway"]._service._calls._admitting._admission._admissions
         assert stream.item_count == 36
         assert stream.message_count < stream.item_count, "several calls travelled together"
         traces = by_trace(mesh.telemetry.spans())

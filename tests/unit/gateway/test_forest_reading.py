@@ -292,7 +292,7 @@ def test_known_histories_never_change_a_probe(dialect: Dialect) -> None:
             case 5 if dialect is RESPONSES:
                 turns = [chance.choice(odd), *turns[-3:]]
         turns = turns[-12:]
-        if turns[-1].get("role") == "assistant" or turns[-1].get("type") in ("function_call",):
+        if turns[-1].get("role") == "assistant" or turns[-1].get("type") == "function_call":
             turns.append(GO)
     assert known > 100
 
