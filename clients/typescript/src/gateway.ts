@@ -63,8 +63,8 @@ export class GatewayClient {
    * @param request the API's request: its JSON bytes, or what they mean. It asks for no stream.
    * @param api whose request it is; Chat Completions unless given.
    * @throws RefusedError REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, AMBIGUOUS_HISTORY,
-   *   HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED; OVERLOADED with
-   *   `retryAfterMs`: nothing was generated.
+   *   HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED; OVERLOADED
+   *   with `retryAfterMs`: nothing was generated.
    * @throws UnavailableError the gateway or its engine is not there, or did not answer in time;
    *   whether the call counts is unknown.
    */
