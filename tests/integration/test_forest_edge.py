@@ -96,7 +96,8 @@ async def test_whole_histories_continue_and_records_are_of_constant_size(
         capture_admission_pb2.CAPTURE_INPUT_ROOT,
         *[capture_admission_pb2.CAPTURE_INPUT_SPLICED] * 5,
     ]
-    assert len({one.ByteSize() for one in records[1:]}) <= 2
+    sizes = [one.ByteSize() for one in records[1:]]
+    assert max(sizes) - min(sizes) <= 12, "times and counts are variable-length integers"
 
 
 @pytest.mark.requirement("API-8", "ADM-7")
