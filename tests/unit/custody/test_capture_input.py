@@ -216,6 +216,18 @@ def test_only_reasoning_that_was_lost_is_noted(
     assert ("template_truncated_reasoning" in decided.decision.notes) == noted
 
 
+@pytest.mark.bugcase("B02", "B07")
+@pytest.mark.parametrize(("sampled", "noted"), [([50, 51], True), ([50, 60], False), ([30], False)])
+def test_reasoning_of_a_turn_that_was_cut_inside_it_is_noted(
+    sampled: list[int], *, noted: bool
+) -> None:
+    """Its last token counts too: the end is the template's."""
+    history = [*PROMPT, 4]
+    decided = decide([*PROMPT, *sampled], [*history, *NEXT], history)
+    assert decided.token_ids.tolist() == [*PROMPT, *sampled, 4, *NEXT]
+    assert ("template_truncated_reasoning" in decided.decision.notes) == noted
+
+
 @pytest.mark.bugcase("B02")
 def test_a_fresh_root_says_too_that_reasoning_was_left_out() -> None:
     """Here a whole turn is missing, so that the texts are compared as wholes."""
