@@ -67,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--svg", type=Path, metavar="FILE", help="draw the call graph")
     show.set_defaults(command=_show)
 
+    explain = commands.add_parser("explain", parents=[shared], help="say why a call is what it is")
+    explain.add_argument("name", metavar="CAPTURE_KEY/CALL_ID")
+    explain.set_defaults(command=_explain)
+
     verify = commands.add_parser(
         "verify", parents=[shared], help="verify what an attempt has staged so far"
     )
@@ -78,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="one real loop, from harness to optimizer step")
     demo.add_argument(
         "--model", choices=("tiny", "smollm2"), default="tiny", help="random, or a real one of 135M"
+    )
+    demo.add_argument(
+        "--harness",
+        choices=("counting", "recency"),
+        default="counting",
+        help="shows the model its whole history, or compacts it (forest mode)",
     )
     demo.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
     demo.add_argument("--learning-rate", type=float, metavar="RATE", help="0 learns nothing")
@@ -202,6 +212,17 @@ def _show(parsed: argparse.Namespace) -> int:
     return _with_configuration(parsed, run)
 
 
+def _explain(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.inspection import explain_call
+
+        lines, status = explain_call(configuration, parsed.name)
+        _print("\n".join(lines))
+        return status
+
+    return _with_configuration(parsed, run)
+
+
 def _verify(parsed: argparse.Namespace) -> int:
     def run(configuration: MeshConfiguration) -> int:
         from callforest_mesh.inspection import verify
@@ -236,7 +257,7 @@ def _conformance_evaluate(parsed: argparse.Namespace) -> int:
 
 def _demo(parsed: argparse.Namespace) -> int:
     from callforest_mesh.demo.loop import DemoFailedError
-    from callforest_mesh.demo.policy import POLICIES
+    from callforest_mesh.demo.policy import POLICIES, compacting
     from callforest_mesh.demo.run import DemoOptions
     from callforest_mesh.demo.run import main as run_demo
     from callforest_mesh.demo.smollm2 import ModelAbsentError
@@ -245,7 +266,10 @@ def _demo(parsed: argparse.Namespace) -> int:
     names = ("steps", "learning_rate", "seed", "state", "out")
     given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
     try:
-        return run_demo(DemoOptions(policy=POLICIES[parsed.model], **given))
+        policy = POLICIES[parsed.model]
+        if parsed.harness == "recency":
+            policy = compacting(policy)
+        return run_demo(DemoOptions(policy=policy, **given))
     except (DemoFailedError, ModelAbsentError, SupervisionError) as error:
         return _complain(str(error), NO)
 

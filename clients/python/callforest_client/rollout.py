@@ -44,11 +44,14 @@ class Outcome:
         reward: finite.
         declared_response_id: the scored response's id, if the harness declares one.
         scored_response: the scored response as JSON bytes, or b"".
+        result: the harness's ordinary result as JSON bytes, or b"": the returned history from
+            which forest mode selects.
     """
 
     reward: float
     declared_response_id: str | None = None
     scored_response: bytes = field(default=b"", repr=False)
+    result: bytes = field(default=b"", repr=False)
 
 
 class RolloutOwner:
@@ -77,9 +80,16 @@ class RolloutOwner:
         self._gateway_url = gateway_url.rstrip("/")
         self._settle_wait_s = settle_wait_s
 
-    async def open(self, rollout_id: str) -> OpenRollout:
+    async def open(
+        self,
+        rollout_id: str,
+        *,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_CHAIN,
+    ) -> OpenRollout:
         """Open the next attempt of a rollout; the one before is sealed and never trains."""
-        attempt = await self._admission.open_attempt(rollout_id, request_id=str(uuid.uuid4()))
+        attempt = await self._admission.open_attempt(
+            rollout_id, request_id=str(uuid.uuid4()), mode=mode
+        )
         base_url = f"{self._gateway_url}/rollouts/{attempt.capture_key}/v1"
         return OpenRollout(rollout_id, attempt, base_url)
 
@@ -110,6 +120,7 @@ class RolloutOwner:
             reward=outcome.reward,
             declared_response_id=outcome.declared_response_id,
             scored_response=outcome.scored_response,
+            result=outcome.result,
         )
         return await self._finalizer.finalize_rollout(request)
 

@@ -46,6 +46,10 @@ class _DifferenceClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Diffe
     """DIFFERENCE_CLASS_VOLATILE_HEADER: texts that are equal but for a time, a counter or an id."""
     DIFFERENCE_CLASS_NOT_KNOWN: _DifferenceClass.ValueType  # 8
     """DIFFERENCE_CLASS_NOT_KNOWN: the gateway no longer had the history to compare."""
+    DIFFERENCE_CLASS_REASONING_MISSING: _DifferenceClass.ValueType  # 9
+    """DIFFERENCE_CLASS_REASONING_MISSING: equal but for reasoning that the request leaves out."""
+    DIFFERENCE_CLASS_EXTRA_KEYS: _DifferenceClass.ValueType  # 10
+    """DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result."""
 
 class DifferenceClass(_DifferenceClass, metaclass=_DifferenceClassEnumTypeWrapper):
     """DifferenceClass says what differs between two histories."""
@@ -68,6 +72,10 @@ DIFFERENCE_CLASS_VOLATILE_HEADER: DifferenceClass.ValueType  # 7
 """DIFFERENCE_CLASS_VOLATILE_HEADER: texts that are equal but for a time, a counter or an id."""
 DIFFERENCE_CLASS_NOT_KNOWN: DifferenceClass.ValueType  # 8
 """DIFFERENCE_CLASS_NOT_KNOWN: the gateway no longer had the history to compare."""
+DIFFERENCE_CLASS_REASONING_MISSING: DifferenceClass.ValueType  # 9
+"""DIFFERENCE_CLASS_REASONING_MISSING: equal but for reasoning that the request leaves out."""
+DIFFERENCE_CLASS_EXTRA_KEYS: DifferenceClass.ValueType  # 10
+"""DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result."""
 Global___DifferenceClass: _TypeAlias = DifferenceClass  # noqa: Y015
 
 @_typing.final
@@ -159,19 +167,23 @@ class OutputSummary(_message.Message):
 
     ATOM_COUNT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    NORMALIZATION_VERSION_FIELD_NUMBER: _builtins.int
     atom_count: _builtins.int
     """atom_count is the number of atoms in the answer."""
     digest: _builtins.bytes
     """digest is the chained digest of the answer's atoms alone."""
+    normalization_version: _builtins.int
+    """normalization_version names the rules that turned the answer into atoms."""
     def __init__(
         self,
         *,
         atom_count: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        normalization_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atom_count", b"atom_count", "digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atom_count", b"atom_count", "digest", b"digest", "normalization_version", b"normalization_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,10 +197,12 @@ class HistoryDifference(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CLASS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     AGAINST_CALL_ID_FIELD_NUMBER: _builtins.int
     ATOM_INDEX_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    kind: Global___DifferenceClass.ValueType
+    """kind says what differs."""
     against_call_id: _builtins.str
     """against_call_id names the recorded call that was compared."""
     atom_index: _builtins.int
@@ -198,13 +212,14 @@ class HistoryDifference(_message.Message):
     def __init__(
         self,
         *,
+        kind: Global___DifferenceClass.ValueType = ...,
         against_call_id: _builtins.str = ...,
         atom_index: _builtins.int = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["against_call_id", b"against_call_id", "atom_index", b"atom_index", "class", b"class", "detail", b"detail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against_call_id", b"against_call_id", "atom_index", b"atom_index", "detail", b"detail", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from callforest.error.v1 import error_reason_pb2 as _error_reason_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -19,6 +20,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _EarlierState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlierStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlierState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLIER_STATE_UNSPECIFIED: _EarlierState.ValueType  # 0
+    """EARLIER_STATE_UNSPECIFIED is never sent."""
+    EARLIER_STATE_PENDING: _EarlierState.ValueType  # 1
+    """EARLIER_STATE_PENDING: it has no row; it may be staged."""
+    EARLIER_STATE_COMMITTED: _EarlierState.ValueType  # 2
+    """EARLIER_STATE_COMMITTED: its response is the staged one."""
+    EARLIER_STATE_FAILED: _EarlierState.ValueType  # 3
+    """EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept."""
+
+class EarlierState(_EarlierState, metaclass=_EarlierStateEnumTypeWrapper):
+    """EarlierState says how far a repeated call is."""
+
+EARLIER_STATE_UNSPECIFIED: EarlierState.ValueType  # 0
+"""EARLIER_STATE_UNSPECIFIED is never sent."""
+EARLIER_STATE_PENDING: EarlierState.ValueType  # 1
+"""EARLIER_STATE_PENDING: it has no row; it may be staged."""
+EARLIER_STATE_COMMITTED: EarlierState.ValueType  # 2
+"""EARLIER_STATE_COMMITTED: its response is the staged one."""
+EARLIER_STATE_FAILED: EarlierState.ValueType  # 3
+"""EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept."""
+Global___EarlierState: _TypeAlias = EarlierState  # noqa: Y015
 
 class _RootReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -36,6 +65,8 @@ class _RootReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RootReason
     """ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options."""
     ROOT_REASON_NOT_OBSERVATIONS: _RootReason.ValueType  # 4
     """ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it."""
+    ROOT_REASON_UNREADABLE_ITEM: _RootReason.ValueType  # 5
+    """ROOT_REASON_UNREADABLE_ITEM: an item of the request has no normal form."""
 
 class RootReason(_RootReason, metaclass=_RootReasonEnumTypeWrapper):
     """RootReason says why a call of forest mode continues nothing."""
@@ -50,6 +81,8 @@ ROOT_REASON_RENDER_OPTIONS_CHANGED: RootReason.ValueType  # 3
 """ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options."""
 ROOT_REASON_NOT_OBSERVATIONS: RootReason.ValueType  # 4
 """ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it."""
+ROOT_REASON_UNREADABLE_ITEM: RootReason.ValueType  # 5
+"""ROOT_REASON_UNREADABLE_ITEM: an item of the request has no normal form."""
 Global___RootReason: _TypeAlias = RootReason  # noqa: Y015
 
 class _HistoryMatch:
@@ -63,9 +96,7 @@ class _HistoryMatchEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryM
     HISTORY_MATCH_EXACT: _HistoryMatch.ValueType  # 1
     """HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
     HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: _HistoryMatch.ValueType  # 2
-    """HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that only call tools spell their
-    missing text. The worker must prove that its renderer gives the same tokens for both.
-    """
+    """HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The worker must prove that its renderer gives the same tokens for both."""
 
 class HistoryMatch(_HistoryMatch, metaclass=_HistoryMatchEnumTypeWrapper):
     """HistoryMatch says in which sense a request's history is its predecessor's."""
@@ -75,9 +106,7 @@ HISTORY_MATCH_UNSPECIFIED: HistoryMatch.ValueType  # 0
 HISTORY_MATCH_EXACT: HistoryMatch.ValueType  # 1
 """HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
 HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: HistoryMatch.ValueType  # 2
-"""HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that only call tools spell their
-missing text. The worker must prove that its renderer gives the same tokens for both.
-"""
+"""HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The worker must prove that its renderer gives the same tokens for both."""
 Global___HistoryMatch: _TypeAlias = HistoryMatch  # noqa: Y015
 
 class _CaptureInput:
@@ -158,6 +187,8 @@ class SourceProbe(_message.Message):
     RENDER_DIGEST_FIELD_NUMBER: _builtins.int
     NATIVE_IDS_FIELD_NUMBER: _builtins.int
     CLAIMED_CALL_ID_FIELD_NUMBER: _builtins.int
+    CLAIM_BREAKS_TIES_FIELD_NUMBER: _builtins.int
+    HAS_UNREADABLE_ITEM_FIELD_NUMBER: _builtins.int
     normalization_version: _builtins.int
     """normalization_version names the rules that turned items into atoms; records of another version never
     match.
@@ -174,6 +205,10 @@ class SourceProbe(_message.Message):
     """claimed_call_id is the call that a delta request says it continues. It is checked like any other and
     trusted in nothing: a call that does not end at the first boundary is refused.
     """
+    claim_breaks_ties: _builtins.bool
+    """claim_breaks_ties is set when the history came whole: a claim that fails is then no reason to refuse."""
+    has_unreadable_item: _builtins.bool
+    """has_unreadable_item is set when an item has no normal form; there are no boundaries then."""
     @_builtins.property
     def boundaries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceBoundary]:
         """boundaries are the ends of the request's last model answers, longest first: at most 8. Only the first
@@ -196,10 +231,12 @@ class SourceProbe(_message.Message):
         render_digest: _builtins.bytes = ...,
         native_ids: _abc.Iterable[_builtins.str] | None = ...,
         claimed_call_id: _builtins.str | None = ...,
+        claim_breaks_ties: _builtins.bool = ...,
+        has_unreadable_item: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "claimed_call_id", b"claimed_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "atom_count", b"atom_count", "boundaries", b"boundaries", "claimed_call_id", b"claimed_call_id", "native_ids", b"native_ids", "normalization_version", b"normalization_version", "observations_follow", b"observations_follow", "render_digest", b"render_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "atom_count", b"atom_count", "boundaries", b"boundaries", "claim_breaks_ties", b"claim_breaks_ties", "claimed_call_id", b"claimed_call_id", "has_unreadable_item", b"has_unreadable_item", "native_ids", b"native_ids", "normalization_version", b"normalization_version", "observations_follow", b"observations_follow", "render_digest", b"render_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__claimed_call_id: _TypeAlias = _typing.Literal["claimed_call_id"]  # noqa: Y015
     _WhichOneofArgType__claimed_call_id: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id"]  # noqa: Y015
@@ -221,8 +258,8 @@ class SourceBoundary(_message.Message):
     source_digest: _builtins.bytes
     """source_digest is the chained digest of those atoms."""
     tool_content_digest: _builtins.bytes
-    """tool_content_digest is the chained digest of how those answers that only call tools spell their
-    missing text (absent, null or empty). Two histories that differ in it alone are equal only if the
+    """tool_content_digest is the chained digest of how those answers that have no text spell that
+    (absent, null or empty). Two histories that differ in it alone are equal only if the
     renderer proves it.
     """
     def __init__(
@@ -250,6 +287,7 @@ class Verdict(_message.Message):
     CONTINUATION_FIELD_NUMBER: _builtins.int
     UNCAPTURED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def root(self) -> Global___Root:
         """root: the call starts a context of its own."""
@@ -266,6 +304,10 @@ class Verdict(_message.Message):
     def refused(self) -> Global___Refused:
         """refused: the call must not be generated."""
 
+    @_builtins.property
+    def earlier(self) -> Global___EarlierCall:
+        """earlier is set when the call was announced before: this is a repeat of it, and it keeps its verdict."""
+
     def __init__(
         self,
         *,
@@ -273,16 +315,49 @@ class Verdict(_message.Message):
         continuation: Global___Continuation | None = ...,
         uncaptured: Global___Uncaptured | None = ...,
         refused: Global___Refused | None = ...,
+        earlier: Global___EarlierCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "earlier", b"earlier", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "earlier", b"earlier", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_verdict: _TypeAlias = _typing.Literal["root", "continuation", "uncaptured", "refused"]  # noqa: Y015
     _WhichOneofArgType_verdict: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_verdict) -> _WhichOneofReturnType_verdict | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class EarlierCall(_message.Message):
+    """EarlierCall is the call that a request repeats."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ADMIT_TIME_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """call_id names it. It is not the intent's for a repeat that has no key."""
+    state: Global___EarlierState.ValueType
+    """state says how far it is."""
+    @_builtins.property
+    def admit_time(self) -> _timestamp_pb2.Timestamp:
+        """admit_time is when it was first taken; all that a repeat makes has this time."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        state: Global___EarlierState.ValueType = ...,
+        admit_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "call_id", b"call_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlierCall: _TypeAlias = EarlierCall  # noqa: Y015
 
 @_typing.final
 class Root(_message.Message):
@@ -384,21 +459,47 @@ class Refused(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     reason: _error_reason_pb2.ErrorReason.ValueType
     """reason is the machine-readable reason."""
     message: _builtins.str
     """message says what is wrong and what to do."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """metadata holds the facts that the reason's comment names."""
+
     def __init__(
         self,
         *,
         reason: _error_reason_pb2.ErrorReason.ValueType = ...,
         message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "metadata", b"metadata", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,12 +140,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ERROR_REASON_HISTORY_CLAIM_REFUSED: the call that a delta request says it continues does not end where
     the request's history does, or was rendered with other options. Status FAILED_PRECONDITION; nothing
     was generated. Send the history whole.
-    Metadata: capture_key, call_id, claimed_call_id.
+    Metadata: capture_key, call_id, claimed_call_id, fault.
     """
     ERROR_REASON_CONFIGURATION_CHANGED: _ErrorReason.ValueType  # 32
     """ERROR_REASON_CONFIGURATION_CHANGED: model, template or processor are not those with which the attempt
     began. Status FAILED_PRECONDITION; nothing was generated. Open another attempt.
     Metadata: capture_key, expected, actual.
+    """
+    ERROR_REASON_AMBIGUOUS_RETRY: _ErrorReason.ValueType  # 33
+    """ERROR_REASON_AMBIGUOUS_RETRY: a request that is marked as a repeat has no key, and more than one earlier
+    call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
+    request.
+    Metadata: capture_key, candidates.
     """
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 40
     """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
@@ -180,7 +186,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_HISTORY_REQUIRED: _ErrorReason.ValueType  # 63
     """ERROR_REASON_HISTORY_REQUIRED: the gateway no longer has the history of the call that a delta request
     names. Status FAILED_PRECONDITION; nothing was generated. Send the request again with the whole history
-    and without continues_call_id.
+    and history_is_whole.
     Metadata: capture_key, call_id.
     """
     ERROR_REASON_CANDIDATE_WITHOUT_PROOF: _ErrorReason.ValueType  # 64
@@ -366,12 +372,18 @@ ERROR_REASON_HISTORY_CLAIM_REFUSED: ErrorReason.ValueType  # 31
 """ERROR_REASON_HISTORY_CLAIM_REFUSED: the call that a delta request says it continues does not end where
 the request's history does, or was rendered with other options. Status FAILED_PRECONDITION; nothing
 was generated. Send the history whole.
-Metadata: capture_key, call_id, claimed_call_id.
+Metadata: capture_key, call_id, claimed_call_id, fault.
 """
 ERROR_REASON_CONFIGURATION_CHANGED: ErrorReason.ValueType  # 32
 """ERROR_REASON_CONFIGURATION_CHANGED: model, template or processor are not those with which the attempt
 began. Status FAILED_PRECONDITION; nothing was generated. Open another attempt.
 Metadata: capture_key, expected, actual.
+"""
+ERROR_REASON_AMBIGUOUS_RETRY: ErrorReason.ValueType  # 33
+"""ERROR_REASON_AMBIGUOUS_RETRY: a request that is marked as a repeat has no key, and more than one earlier
+call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
+request.
+Metadata: capture_key, candidates.
 """
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 40
 """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
@@ -406,7 +418,7 @@ Metadata: version, current_version.
 ERROR_REASON_HISTORY_REQUIRED: ErrorReason.ValueType  # 63
 """ERROR_REASON_HISTORY_REQUIRED: the gateway no longer has the history of the call that a delta request
 names. Status FAILED_PRECONDITION; nothing was generated. Send the request again with the whole history
-and without continues_call_id.
+and history_is_whole.
 Metadata: capture_key, call_id.
 """
 ERROR_REASON_CANDIDATE_WITHOUT_PROOF: ErrorReason.ValueType  # 64

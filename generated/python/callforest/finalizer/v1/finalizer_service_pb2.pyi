@@ -41,6 +41,7 @@ class FinalizeRolloutRequest(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_MASKED_FIELD_NUMBER: _builtins.int
+    MASK_REFUSED_SELECTION_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
     group_id: _builtins.str
@@ -75,6 +76,8 @@ class FinalizeRolloutRequest(_message.Message):
     """environment_masked keeps the rollout from training because its environment says so; its verified
     generations still count in the metrics.
     """
+    mask_refused_selection: _builtins.bool
+    """mask_refused_selection turns evidence that would be SELECTION_REFUSED into a masked receipt."""
     @_builtins.property
     def selection(self) -> _selection_pb2.Selection:
         """selection names the calls that train, of forest mode, instead of having a policy choose them."""
@@ -95,10 +98,11 @@ class FinalizeRolloutRequest(_message.Message):
         result: _builtins.bytes = ...,
         selection: _selection_pb2.Selection | None = ...,
         environment_masked: _builtins.bool = ...,
+        mask_refused_selection: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "environment_masked", b"environment_masked", "epoch", b"epoch", "group_id", b"group_id", "result", b"result", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "selection", b"selection", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "environment_masked", b"environment_masked", "epoch", b"epoch", "group_id", b"group_id", "mask_refused_selection", b"mask_refused_selection", "result", b"result", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "selection", b"selection", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__capture_key: _TypeAlias = _typing.Literal["capture_key"]  # noqa: Y015
     _WhichOneofArgType__capture_key: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key"]  # noqa: Y015

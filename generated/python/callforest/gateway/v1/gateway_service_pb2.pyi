@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import call_record_pb2 as _call_record_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
 from collections import abc as _abc
@@ -56,6 +57,8 @@ class CompletionCall(_message.Message):
     API_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     CONTINUES_CALL_ID_FIELD_NUMBER: _builtins.int
+    HISTORY_IS_WHOLE_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt, as OpenAttempt gave it."""
     api: Global___CompletionApi.ValueType
@@ -68,6 +71,14 @@ class CompletionCall(_message.Message):
     never a trusted parent. HISTORY_REQUIRED answers when the gateway no longer has that history; send it
     whole.
     """
+    history_is_whole: _builtins.bool
+    """history_is_whole is set when the request's items are the whole history all the same; the claim then
+    only breaks a tie.
+    """
+    idempotency_key: _builtins.str
+    """idempotency_key makes every repeat of the request the same call: visible ASCII, or empty. With it
+    Complete is safe to repeat.
+    """
     def __init__(
         self,
         *,
@@ -75,10 +86,12 @@ class CompletionCall(_message.Message):
         api: Global___CompletionApi.ValueType = ...,
         request: _builtins.bytes = ...,
         continues_call_id: _builtins.str | None = ...,
+        history_is_whole: _builtins.bool = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "continues_call_id", b"continues_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "api", b"api", "capture_key", b"capture_key", "continues_call_id", b"continues_call_id", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "api", b"api", "capture_key", b"capture_key", "continues_call_id", b"continues_call_id", "history_is_whole", b"history_is_whole", "idempotency_key", b"idempotency_key", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__continues_call_id: _TypeAlias = _typing.Literal["continues_call_id"]  # noqa: Y015
     _WhichOneofArgType__continues_call_id: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id"]  # noqa: Y015
@@ -95,26 +108,64 @@ class ServedCompletion(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     OVERHEAD_US_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     response: _builtins.bytes
     """response is the API's response, JSON bytes, the same that HTTP serves."""
     call_id: _builtins.str
     """call_id names the call."""
     overhead_us: _builtins.int
     """overhead_us is what handling took beyond the generation itself, in microseconds."""
+    @_builtins.property
+    def context(self) -> Global___ContextReport:
+        """context says how the request's history was taken; only in forest mode."""
+
     def __init__(
         self,
         *,
         response: _builtins.bytes = ...,
         call_id: _builtins.str = ...,
         overhead_us: _builtins.int = ...,
+        context: Global___ContextReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "overhead_us", b"overhead_us", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "context", b"context", "overhead_us", b"overhead_us", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServedCompletion: _TypeAlias = ServedCompletion  # noqa: Y015
+
+@_typing.final
+class ContextReport(_message.Message):
+    """ContextReport says how a request's history was taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_CONTINUATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    is_continuation: _builtins.bool
+    """is_continuation is set when captured tokens of an earlier call head the prompt."""
+    reason: _builtins.str
+    """reason says why not, in small letters: a root reason, or a reason of section "Fresh roots"."""
+    @_builtins.property
+    def difference(self) -> _call_record_pb2.HistoryDifference:
+        """difference says where the history differs from a recorded one, when that is known."""
+
+    def __init__(
+        self,
+        *,
+        is_continuation: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        difference: _call_record_pb2.HistoryDifference | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference", "is_continuation", b"is_continuation", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContextReport: _TypeAlias = ContextReport  # noqa: Y015
 
 @_typing.final
 class MeasuredContext(_message.Message):
@@ -124,23 +175,25 @@ class MeasuredContext(_message.Message):
 
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     IS_EXACT_FIELD_NUMBER: _builtins.int
-    IS_CONTINUATION_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     prompt_token_count: _builtins.int
     """prompt_token_count is the number of tokens that the model would see; Complete would use the same."""
     is_exact: _builtins.bool
     """is_exact acknowledges the feature: the count is that of generation, the splice included."""
-    is_continuation: _builtins.bool
-    """is_continuation is set when captured tokens of an earlier call would head the prompt."""
+    @_builtins.property
+    def context(self) -> Global___ContextReport:
+        """context says how the request's history would be taken; only in forest mode."""
+
     def __init__(
         self,
         *,
         prompt_token_count: _builtins.int = ...,
         is_exact: _builtins.bool = ...,
-        is_continuation: _builtins.bool = ...,
+        context: Global___ContextReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_continuation", b"is_continuation", "is_exact", b"is_exact", "prompt_token_count", b"prompt_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "is_exact", b"is_exact", "prompt_token_count", b"prompt_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

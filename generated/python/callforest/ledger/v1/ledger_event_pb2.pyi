@@ -37,6 +37,7 @@ class LedgerEvent(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     ADMISSIONS_CLOSED_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt_opened(self) -> Global___AttemptOpened:
         """attempt_opened is the first event of every log, and only the first."""
@@ -61,6 +62,10 @@ class LedgerEvent(_message.Message):
     def sealed(self) -> Global___AttemptSealed:
         """sealed is the last event of a log."""
 
+    @_builtins.property
+    def withdrawal(self) -> _attempt_pb2.CallWithdrawal:
+        """withdrawal: the call was refused before it was generated; it settled without a row that masks."""
+
     def __init__(
         self,
         *,
@@ -70,12 +75,13 @@ class LedgerEvent(_message.Message):
         failure: _attempt_pb2.CallFailure | None = ...,
         admissions_closed: Global___AdmissionsClosed | None = ...,
         sealed: Global___AttemptSealed | None = ...,
+        withdrawal: _attempt_pb2.CallWithdrawal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed", "withdrawal"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -138,12 +144,15 @@ class IntentRecorded(_message.Message):
     ADMIT_TIME_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
+    IS_KEYED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call."""
     body_digest: _builtins.bytes
     """body_digest is the SHA-256 of the request body."""
     configuration_digest: _builtins.bytes
     """configuration_digest is the engine's; only in the intent that binds the attempt to it."""
+    is_keyed: _builtins.bool
+    """is_keyed is the intent's."""
     @_builtins.property
     def admit_time(self) -> _timestamp_pb2.Timestamp:
         """admit_time is when the gateway took the call, by its own clock."""
@@ -160,10 +169,11 @@ class IntentRecorded(_message.Message):
         admit_time: _timestamp_pb2.Timestamp | None = ...,
         verdict: _capture_admission_pb2.Verdict | None = ...,
         configuration_digest: _builtins.bytes = ...,
+        is_keyed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "configuration_digest", b"configuration_digest", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "configuration_digest", b"configuration_digest", "is_keyed", b"is_keyed", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -189,6 +189,7 @@ class GetCallResponse(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> _capture_admission_pb2.Verdict:
         """verdict is what was decided before inference."""
@@ -201,16 +202,21 @@ class GetCallResponse(_message.Message):
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[_attempt_pb2.CallFailure]:
         """failures are its failure rows, in order."""
 
+    @_builtins.property
+    def withdrawal(self) -> _attempt_pb2.CallWithdrawal:
+        """withdrawal is set when the call was refused before it was generated."""
+
     def __init__(
         self,
         *,
         verdict: _capture_admission_pb2.Verdict | None = ...,
         record: _call_record_pb2.CallRecord | None = ...,
         failures: _abc.Iterable[_attempt_pb2.CallFailure] | None = ...,
+        withdrawal: _attempt_pb2.CallWithdrawal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "verdict", b"verdict", "withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "record", b"record", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "record", b"record", "verdict", b"verdict", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,7 +304,7 @@ Global___AwaitSettledRequest: _TypeAlias = AwaitSettledRequest  # noqa: Y015
 
 @_typing.final
 class AwaitSettledResponse(_message.Message):
-    """AwaitSettledResponse says whether the attempt settled."""
+    """AwaitSettledResponse says whether it settled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

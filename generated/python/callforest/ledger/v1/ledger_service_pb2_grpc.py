@@ -128,9 +128,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitCalls(self, request_iterator, context):
-        """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
-        failures, which poison their attempt. The first row of a call stands: the same row again is a
-        no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+        """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
+        their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
         CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
         ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
         """

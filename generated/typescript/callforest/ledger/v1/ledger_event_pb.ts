@@ -4,7 +4,7 @@
 
 import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { CallFailure, CaptureMode } from "../../capture/v1/attempt_pb.js";
+import type { CallFailure, CallWithdrawal, CaptureMode } from "../../capture/v1/attempt_pb.js";
 import { file_callforest_capture_v1_attempt } from "../../capture/v1/attempt_pb.js";
 import type { CallRecord } from "../../capture/v1/call_record_pb.js";
 import { file_callforest_capture_v1_call_record } from "../../capture/v1/call_record_pb.js";
@@ -18,7 +18,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/ledger/v1/ledger_event.proto.
  */
 export const file_callforest_ledger_v1_ledger_event: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfZXZlbnQucHJvdG8SFGNhbGxmb3Jlc3QubGVkZ2VyLnYxIvUCCgtMZWRnZXJFdmVudBI9Cg5hdHRlbXB0X29wZW5lZBgBIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRPcGVuZWRIABI2CgZpbnRlbnQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5JbnRlbnRSZWNvcmRlZEgAEjMKBnJlY29yZBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgEIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAEkMKEWFkbWlzc2lvbnNfY2xvc2VkGAUgASgLMiYuY2FsbGZvcmVzdC5sZWRnZXIudjEuQWRtaXNzaW9uc0Nsb3NlZEgAEjUKBnNlYWxlZBgGIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRTZWFsZWRIAEIHCgVldmVudCK1AQoNQXR0ZW1wdE9wZW5lZBIOCgZ0ZW5hbnQYASABKAkSEgoKcm9sbG91dF9pZBgCIAEoCRIWCg5hdHRlbXB0X251bWJlchgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBISCgpyZXF1ZXN0X2lkGAYgASgJEjAKBG1vZGUYByABKA4yIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FwdHVyZU1vZGUitQEKDkludGVudFJlY29yZGVkEg8KB2NhbGxfaWQYASABKAkSEwoLYm9keV9kaWdlc3QYAiABKAwSLgoKYWRtaXRfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoHdmVyZGljdBgEIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5WZXJkaWN0EhwKFGNvbmZpZ3VyYXRpb25fZGlnZXN0GAUgASgMIhIKEEFkbWlzc2lvbnNDbG9zZWQiSgoNQXR0ZW1wdFNlYWxlZBINCgVlcG9jaBgBIAEoBBIQCghyZXZpc2lvbhgCIAEoBBIYChBwZW5kaW5nX2NhbGxfaWRzGAMgAygJYgZwcm90bzM", [file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
+  fileDesc("CidjYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfZXZlbnQucHJvdG8SFGNhbGxmb3Jlc3QubGVkZ2VyLnYxIrIDCgtMZWRnZXJFdmVudBI9Cg5hdHRlbXB0X29wZW5lZBgBIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRPcGVuZWRIABI2CgZpbnRlbnQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5JbnRlbnRSZWNvcmRlZEgAEjMKBnJlY29yZBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgEIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAEkMKEWFkbWlzc2lvbnNfY2xvc2VkGAUgASgLMiYuY2FsbGZvcmVzdC5sZWRnZXIudjEuQWRtaXNzaW9uc0Nsb3NlZEgAEjUKBnNlYWxlZBgGIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRTZWFsZWRIABI7Cgp3aXRoZHJhd2FsGAcgASgLMiUuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxXaXRoZHJhd2FsSABCBwoFZXZlbnQitQEKDUF0dGVtcHRPcGVuZWQSDgoGdGVuYW50GAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSFgoOYXR0ZW1wdF9udW1iZXIYAyABKA0SEwoLY2FwdHVyZV9rZXkYBCABKAkSDQoFZXBvY2gYBSABKAQSEgoKcmVxdWVzdF9pZBgGIAEoCRIwCgRtb2RlGAcgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlIscBCg5JbnRlbnRSZWNvcmRlZBIPCgdjYWxsX2lkGAEgASgJEhMKC2JvZHlfZGlnZXN0GAIgASgMEi4KCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KB3ZlcmRpY3QYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdBIcChRjb25maWd1cmF0aW9uX2RpZ2VzdBgFIAEoDBIQCghpc19rZXllZBgGIAEoCCISChBBZG1pc3Npb25zQ2xvc2VkIkoKDUF0dGVtcHRTZWFsZWQSDQoFZXBvY2gYASABKAQSEAoIcmV2aXNpb24YAiABKAQSGAoQcGVuZGluZ19jYWxsX2lkcxgDIAMoCWIGcHJvdG8z", [file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
 
 /**
  * LedgerEvent is one entry of an attempt's log: what the ledger stores, and all that it stores. The
@@ -81,6 +81,14 @@ export type LedgerEvent = Message<"callforest.ledger.v1.LedgerEvent"> & {
      */
     value: AttemptSealed;
     case: "sealed";
+  } | {
+    /**
+     * withdrawal: the call was refused before it was generated; it settled without a row that masks.
+     *
+     * @generated from field: callforest.capture.v1.CallWithdrawal withdrawal = 7;
+     */
+    value: CallWithdrawal;
+    case: "withdrawal";
   } | { case: undefined; value?: undefined };
 };
 
@@ -194,6 +202,13 @@ export type IntentRecorded = Message<"callforest.ledger.v1.IntentRecorded"> & {
    * @generated from field: bytes configuration_digest = 5;
    */
   configurationDigest: Uint8Array;
+
+  /**
+   * is_keyed is the intent's.
+   *
+   * @generated from field: bool is_keyed = 6;
+   */
+  isKeyed: boolean;
 };
 
 /**
