@@ -28,6 +28,8 @@ def source_probe_to_proto(probe: SourceProbe) -> capture_admission_pb2.SourcePro
         render_digest=probe.render_digest,
         native_ids=probe.native_ids,
         claimed_call_id=probe.claimed_call_id,
+        claim_breaks_ties=probe.claim_breaks_ties,
+        has_unreadable_item=probe.has_unreadable_item,
     )
 
 
@@ -46,6 +48,8 @@ def source_probe_from_proto(message: capture_admission_pb2.SourceProbe) -> Sourc
         native_ids=tuple(message.native_ids),
         claimed_call_id=claimed,
         normalization_version=message.normalization_version,
+        claim_breaks_ties=message.claim_breaks_ties,
+        has_unreadable_item=message.has_unreadable_item,
     )
 
 
@@ -78,9 +82,13 @@ def source_summary_from_proto(
 
 def output_summary_to_proto(output: OutputSummary) -> call_record_pb2.OutputSummary:
     """Make the message of what identifies an answer."""
-    return call_record_pb2.OutputSummary(atom_count=output.atom_count, digest=output.digest)
+    return call_record_pb2.OutputSummary(
+        atom_count=output.atom_count,
+        digest=output.digest,
+        normalization_version=output.normalization_version,
+    )
 
 
 def output_summary_from_proto(message: call_record_pb2.OutputSummary) -> OutputSummary:
     """Give what identifies an answer."""
-    return OutputSummary(message.atom_count, message.digest)
+    return OutputSummary(message.atom_count, message.digest, message.normalization_version)

@@ -15,27 +15,48 @@ from callforest_core.lineage.canonical_json import (
 )
 
 JSON_SPACE = " \t\n\r"
+LEVELS_MAX = 128
+"""Most containers inside one another of text that is read as JSON."""
 
 
 def source_arguments(value: object) -> str:
     """Return the comparison form of a call's arguments.
 
-    Null is the empty text. A string is JSON in canonical form; it stays as it is, without outer
-    white space, when it is no JSON (`NaN` is none), names a key twice in one object, or holds a
-    number that 64 bits cannot carry, a lone surrogate, or more than 254 containers inside one
-    another. Such text is never the canonical form of another. Any other value is written
+    Null and the empty text are `{}`. A string is JSON (RFC 8259) in canonical form; it stays as
+    it is, without outer white space, when it is no JSON (`NaN` is none), names a key twice in one
+    object, or holds a number that 64 bits cannot carry, a lone surrogate, or more than LEVELS_MAX
+    levels. Such text is never the canonical form of another. Any other value is written
     canonically.
 
     Raises CanonicalJsonError for a value, not text, without canonical form.
     """
-    if value is None:
-        return ""
+    if value is None or value == "":
+        return "{}"
     if not isinstance(value, str):
         return canonical_json(value)
     try:
-        return canonical_json(_DECODER.decode(value))
+        parsed = _DECODER.decode(value)
+        if _is_deep(value, parsed):
+            raise _AmbiguousTextError("more levels than every parser takes")
+        return canonical_json(parsed)
     except (ValueError, RecursionError):
         return value.strip(JSON_SPACE)
+
+
+def _is_deep(text: str, parsed: object) -> bool:
+    """Say whether more than LEVELS_MAX containers stand inside one another."""
+    if text.count("[") + text.count("{") <= LEVELS_MAX:
+        return False
+    layer, levels = [parsed], 0
+    while layer := [one for one in layer if isinstance(one, list | dict)]:
+        levels += 1
+        if levels > LEVELS_MAX:
+            return True
+        inner: list[object] = []
+        for one in layer:
+            inner += one.values() if isinstance(one, dict) else one
+        layer = inner
+    return False
 
 
 class _AmbiguousTextError(ValueError):

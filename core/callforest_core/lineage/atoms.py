@@ -30,42 +30,33 @@ class AtomKind(IntEnum):
     CALL = 4
     RESULT = 5
     ABSENT = 6
-    REMAINDER = 7
+    NAME = 7
 
 
 class Spelling(IntEnum):
-    """How a message that only calls tools spells the text that it does not have."""
+    """How the first item of an answer spells the text that the answer does not have."""
 
     ABSENT = 1
     NULL = 2
     EMPTY = 3
 
 
-ANSWER_KINDS = frozenset(
-    {
-        AtomKind.REASONING,
-        AtomKind.TEXT,
-        AtomKind.CALL,
-        AtomKind.ABSENT,
-        AtomKind.REMAINDER,
-    }
-)
-"""The kinds of which a model's answer consists."""
-
-_UNCOUNTED = frozenset(
-    {"type", "id", "status", "annotations", "logprobs", "phase", "cache_control"}
-)
+_UNCOUNTED = frozenset({"type", "id", "status", "cache_control"})
 _TEXT_TYPES = frozenset({"", "text", "input_text", "output_text"})
 _TOOL_TYPES = frozenset({"tool_use", "tool_result"})
-_THINKING_TYPES = frozenset({"thinking", "redacted_thinking"})
-_REST = "rest"
+_THINKING_FIELDS = {"thinking": "thinking", "redacted_thinking": "data"}
+_THINKING_TYPES = frozenset(_THINKING_FIELDS)
+_NO_PARTS = _THINKING_TYPES | {"refusal"}
+_NO_FIELD_TYPES = _THINKING_TYPES | {"tool_use"}
+_CACHE_MARK = "cache_control"
 _LENGTH = 8
 
 
 class ItemAtoms(NamedTuple):
     """The atoms of one item.
 
-    `spelling` is that of a Chat message that calls tools and says nothing, else None.
+    `spelling` is None of an item that is not the model's; of one that is, how it spells that it
+    has no text, which counts when it begins an answer that has none.
     """
 
     atoms: list[bytes]
@@ -74,12 +65,24 @@ class ItemAtoms(NamedTuple):
 
 def atoms_of(items: Iterable[object]) -> Iterator[bytes]:
     """Yield the atoms of items in order; raises UnreadableItemError at the first that has none."""
+    in_answer = is_bare = False
     for item in items:
         plain = plain_atom(item)
-        if plain is not None:
-            yield plain
+        if plain is None:
+            read = item_atoms(item)
         else:
-            yield from item_atoms(item).atoms
+            read = ItemAtoms([plain], Spelling.EMPTY if plain[0] == AtomKind.TEXT else None)
+        if read.spelling is None:
+            if is_bare:
+                yield NOTHING_SAID
+            in_answer = is_bare = False
+        else:
+            says = any(atom[0] in SAYING_KINDS for atom in read.atoms)
+            is_bare = not says and (is_bare or not in_answer)
+            in_answer = True
+        yield from read.atoms
+    if is_bare:
+        yield NOTHING_SAID
 
 
 def plain_atom(item: object) -> bytes | None:
@@ -92,14 +95,14 @@ def plain_atom(item: object) -> bytes | None:
     role, text = item.get("role"), item.get("content")
     if type(role) is not str or type(text) is not str or not text:
         return None
-    head = _PLAIN_HEADS.get(role)
-    if head is None:
+    ends = _PLAIN_ENDS.get(role)
+    if ends is None:
         return None
     try:
         payload = text.encode()
     except UnicodeEncodeError:
         return None
-    return head + len(payload).to_bytes(_LENGTH, "big") + payload + _NO_REST
+    return ends[0] + len(payload).to_bytes(_LENGTH, "big") + payload + ends[1]
 
 
 def item_atoms(item: object) -> ItemAtoms:
@@ -131,15 +134,14 @@ def is_user_message(atom: bytes) -> bool:
 def _read(item: Item) -> ItemAtoms:
     kind = item.get("type")
     if kind == "function_call":
-        return ItemAtoms([_function_call(item)], None)
+        return ItemAtoms([_function_call(item)], Spelling.ABSENT)
     if kind == "function_call_output":
         call_id = item.get("call_id") or item.get("id")
         rest = _rest(item, {"call_id", "output"})
         return ItemAtoms([_result(call_id, item.get("output"), rest)], None)
     if kind == "reasoning":
-        text = _joined(item.get("content")) or _joined(item.get("summary"))
-        rest = _rest(item, {"content", "summary"})
-        return ItemAtoms(_reasoning(text, rest), None)
+        shown = _joined(item.get("content")) or _joined(item.get("summary"))
+        return ItemAtoms(_reasoning(shown or item.get("encrypted_content")), Spelling.ABSENT)
     role = item.get("role")
     if not isinstance(role, str) or not role:
         raise UnreadableItemError("an item without a role")
@@ -171,58 +173,36 @@ def _message(item: Item, role: str) -> list[bytes]:
 
 
 def _assistant(item: Item) -> ItemAtoms:
+    """Read an answer; what an SDK adds to one does not count, since its tokens are captured."""
     content = item.get("content")
     if _blocks(content, {"tool_result"}):
         raise UnreadableItemError("a tool result of the assistant")
-    atoms, read = _reasoning_of(item, content)
-    texts = [_atom(AtomKind.TEXT, *part) for part in _parts(_without_thinking(content))]
-    refusal = item.get("refusal")
-    if isinstance(refusal, str) and refusal:
-        read.add("refusal")
-        texts.append(_atom(AtomKind.TEXT, "refusal", refusal, ""))
-    uses = _blocks(content, {"tool_use"})
-    calls = [_tool_use(block) for block in uses] + _tool_calls(item.get("tool_calls"))
-    how = _spelling(item, content)
-    if not texts and not calls:
-        texts = [_NO_TEXT[how]]
-    atoms += texts
-    atoms += calls
-    rest = _rest(item, {"role", "content", "tool_calls"} | read)
-    if rest:
-        atoms.append(_atom(AtomKind.REMAINDER, rest))
-    if texts:
-        return ItemAtoms(atoms, None)
-    # The Messages dialect has no place for a text that is missing.
-    return ItemAtoms(atoms, Spelling.ABSENT if uses else how)
+    name = _text(item.get("name"))
+    atoms = [_atom(AtomKind.NAME, name)] if name else []
+    atoms += _reasoning(item.get("reasoning") or item.get("reasoning_content"))
+    for block in _blocks(content, _THINKING_TYPES):
+        atoms += _reasoning(block.get(_THINKING_FIELDS[_text(block.get("type"))]))
+    atoms += [_atom(AtomKind.TEXT, *part) for part in _parts(_without(content, _NO_PARTS))]
+    for holder in (*_blocks(content, {"refusal"}), item):
+        refusal = _text(holder.get("refusal"))
+        if refusal:
+            atoms.append(_atom(AtomKind.TEXT, "refusal", refusal))
+    for block in _blocks(content, {"tool_use"}):
+        atoms.append(_call(block.get("id"), _text(block.get("name")), block.get("input")))
+    atoms += _tool_calls(item.get("tool_calls"))
+    return ItemAtoms(atoms, _spelling(item, content))
 
 
 def _spelling(item: Item, content: object) -> Spelling:
-    """Say how a message without text spells that."""
-    if content is not None:
-        return Spelling.EMPTY
-    return Spelling.NULL if "content" in item else Spelling.ABSENT
+    """Say how a message without text spells that; blocks of calls have no place for a text."""
+    if content is None:
+        return Spelling.NULL if "content" in item else Spelling.ABSENT
+    return Spelling.ABSENT if _blocks(content, _NO_FIELD_TYPES) else Spelling.EMPTY
 
 
-def _reasoning_of(item: Item, content: object) -> tuple[list[bytes], set[str]]:
-    """Return the reasoning of an assistant message, and the names under which it stood."""
-    shown = item.get("reasoning")
-    other = item.get("reasoning_content")
-    read = {"reasoning"}
-    if not shown or other == shown:
-        shown = shown or other
-        read.add("reasoning_content")
-    atoms: list[bytes] = []
-    if shown:
-        atoms += _reasoning(shown if isinstance(shown, str) else canonical_json(shown), "")
-    for block in _blocks(content, _THINKING_TYPES):
-        text = block.get("thinking")
-        thought = text if isinstance(text, str) else ""
-        atoms += _reasoning(thought, _rest(block, {"thinking"} if thought else set()))
-    return atoms, read
-
-
-def _reasoning(text: str, rest: str) -> list[bytes]:
-    return [_atom(AtomKind.REASONING, text, rest)] if text or rest else []
+def _reasoning(text: object) -> list[bytes]:
+    thought = _text(text)
+    return [_atom(AtomKind.REASONING, thought)] if thought else []
 
 
 def _joined(parts: object) -> str:
@@ -245,61 +225,50 @@ def _function_call(item: Item) -> bytes:
     namespace = item.get("namespace")
     if namespace:
         name = f"{_text(namespace)}__{name}"
-    call_id = item.get("call_id") or item.get("id")
-    rest = _rest(item, {"call_id", "name", "namespace", "arguments"})
-    return _call(call_id, name, item.get("arguments"), rest)
-
-
-def _tool_use(block: Item) -> bytes:
-    rest = _rest(block, {"name", "input"})
-    return _call(block.get("id"), block.get("name"), block.get("input"), rest)
+    return _call(item.get("call_id") or item.get("id"), name, item.get("arguments"))
 
 
 def _tool_calls(value: object) -> list[bytes]:
-    if not value:
+    if value is None:
         return []
     if not isinstance(value, list):
         raise UnreadableItemError(f"tool_calls of type {type(value).__name__}")
     calls: list[bytes] = []
     for entry in value:
-        function = entry.get("function", {}) if isinstance(entry, dict) else None
+        function = entry.get("function") if isinstance(entry, dict) else None
         if not isinstance(function, dict):
             raise UnreadableItemError("a tool call without a function")
-        others = _remainder(entry, {"function"})
-        unknown = _remainder(function, {"name", "arguments"})
-        if unknown:
-            others["function"] = unknown
-        rest = canonical_json(others) if others else ""
-        calls.append(_call(entry.get("id"), function.get("name"), function.get("arguments"), rest))
+        calls.append(_call(entry.get("id"), _text(function.get("name")), function.get("arguments")))
     return calls
 
 
-def _call(call_id: object, name: object, arguments: object, rest: str) -> bytes:
-    text = source_arguments(arguments)
-    return _atom(AtomKind.CALL, _text(call_id), _text(name), text, rest)
+def _call(call_id: object, name: str, arguments: object) -> bytes:
+    return _atom(AtomKind.CALL, _text(call_id), name, source_arguments(arguments))
 
 
 def _result(call_id: object, content: object, rest: str) -> bytes:
     """Make the atom of a tool's result; what is no content of a message counts as its JSON."""
     if isinstance(content, str):
         fields = ["text", content] if content else []
+    elif content is None or _blocks(content, _TOOL_TYPES):
+        fields = ["", _written(content)]
     else:
         try:
-            fields = ["", "null"] if content is None else _flat(_parts(content))
+            fields = _flat(_parts(content))
         except UnreadableItemError:
-            fields = ["", canonical_json(content)]
+            fields = ["", _written(content)]
     return _atom(AtomKind.RESULT, _text(call_id), *fields, rest)
 
 
-def _parts(content: object) -> list[tuple[str, str, str]]:
-    """Return type, payload and rest of each part of a content; tools' blocks are none."""
+def _parts(content: object) -> list[tuple[str, str]]:
+    """Return type and payload of each part of a content; tools' blocks are none."""
     if isinstance(content, str):
-        return [("text", content, "")] if content else []
+        return [("text", content)] if content else []
     if content is None:
         return []
     if not isinstance(content, list):
         raise UnreadableItemError(f"content of type {type(content).__name__}")
-    parts: list[tuple[str, str, str]] = []
+    parts: list[tuple[str, str]] = []
     for piece in content:
         block = {"text": piece} if isinstance(piece, str) else piece
         if not isinstance(block, dict):
@@ -307,55 +276,68 @@ def _parts(content: object) -> list[tuple[str, str, str]]:
         kind = _text(block.get("type"))
         if kind in _TOOL_TYPES:
             continue
-        name = "refusal" if kind == "refusal" else "text"
-        text = block.get(name)
-        if (kind == name or kind in _TEXT_TYPES) and isinstance(text, str):
-            rest = _rest(block, {name})
-            if text or rest:
-                parts.append((name, text, rest))
+        text = block.get("text")
+        if kind in _TEXT_TYPES and isinstance(text, str):
+            if text:
+                parts.append(("text", text))
             continue
         if not kind:
             raise UnreadableItemError("a content block without a type")
-        parts.append((kind, canonical_json(block), ""))
+        parts.append((kind, _written(block)))
     return parts
 
 
-def _flat(parts: list[tuple[str, str, str]]) -> list[str]:
-    """Return the parts as fields; the JSON of a block of type `rest` would name its type."""
-    fields: list[str] = []
-    for kind, payload, rest in parts:
-        fields += (kind, payload, _REST, rest) if rest else (kind, payload)
-    return fields
+def _flat(parts: list[tuple[str, str]]) -> list[str]:
+    return [field for part in parts for field in part]
 
 
 def _blocks(content: object, kinds: AbstractSet[str]) -> list[Item]:
     if not isinstance(content, list):
         return []
-    return [block for block in content if isinstance(block, dict) and block.get("type") in kinds]
+    return [block for block in content if _is_of(block, kinds)]
 
 
-def _without_thinking(content: object) -> object:
+def _without(content: object, kinds: AbstractSet[str]) -> object:
     if not isinstance(content, list):
         return content
-    return [
-        block
-        for block in content
-        if not (isinstance(block, dict) and block.get("type") in _THINKING_TYPES)
-    ]
+    return [block for block in content if not _is_of(block, kinds)]
+
+
+def _is_of(block: object, kinds: AbstractSet[str]) -> bool:
+    if not isinstance(block, dict):
+        return False
+    kind = block.get("type")
+    return isinstance(kind, str) and kind in kinds
 
 
 def _rest(item: Item, read: AbstractSet[str]) -> str:
     """Return the canonical JSON of what counts of an item besides the names that were read."""
-    remainder = _remainder(item, read)
-    return canonical_json(remainder) if remainder else ""
-
-
-def _remainder(item: Item, read: AbstractSet[str]) -> Item:
-    return {
+    kept = {
         name: value
         for name, value in item.items()
         if name not in read and name not in _UNCOUNTED and value not in _NOTHING
     }
+    if not kept:
+        return ""
+    text = canonical_json(kept)
+    if _CACHE_MARK not in text:
+        return text
+    marked = {name: _unmarked(value) for name, value in kept.items()}
+    kept = {name: value for name, value in marked.items() if value not in _NOTHING}
+    return canonical_json(kept) if kept else ""
+
+
+def _written(value: object) -> str:
+    """Return the canonical JSON of a value, without marks for caches at any depth."""
+    text = canonical_json(value)
+    # The canonical form proves that the depth is bounded.
+    return canonical_json(_unmarked(value)) if _CACHE_MARK in text else text
+
+
+def _unmarked(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _unmarked(one) for name, one in value.items() if name != _CACHE_MARK}
+    return [_unmarked(one) for one in value] if isinstance(value, list) else value
 
 
 def _text(value: object) -> str:
@@ -380,15 +362,14 @@ def _atom(kind: AtomKind, *fields: str) -> bytes:
 _NOTHING: tuple[object, ...] = (None, "", [], {})
 _KIND_BYTES = {kind: bytes([kind]) for kind in AtomKind}
 _NO_REST = bytes(_LENGTH)
-_NO_TEXT = {
-    Spelling.ABSENT: _atom(AtomKind.ABSENT, "missing"),
-    Spelling.NULL: _atom(AtomKind.ABSENT, "null"),
-    Spelling.EMPTY: _atom(AtomKind.TEXT, "text", "", ""),
-}
-_PLAIN_HEADS = {
-    "system": _atom(AtomKind.MESSAGE, "system", "text"),
-    "developer": _atom(AtomKind.MESSAGE, "system", "text"),
-    "user": _atom(AtomKind.MESSAGE, "user", "text"),
-    "assistant": _atom(AtomKind.TEXT, "text"),
+_PLAIN_ENDS = {
+    "system": (_atom(AtomKind.MESSAGE, "system", "text"), _NO_REST),
+    "developer": (_atom(AtomKind.MESSAGE, "system", "text"), _NO_REST),
+    "user": (_atom(AtomKind.MESSAGE, "user", "text"), _NO_REST),
+    "assistant": (_atom(AtomKind.TEXT, "text"), b""),
 }
 _USER = _atom(AtomKind.MESSAGE, "user")
+SAYING_KINDS = frozenset({AtomKind.TEXT, AtomKind.CALL})
+"""The kinds of which an answer that says or does something has one."""
+NOTHING_SAID = _atom(AtomKind.ABSENT)
+"""The last atom of an answer that has none of SAYING_KINDS."""

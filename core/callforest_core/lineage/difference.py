@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
-from itertools import zip_longest
 from typing import Final, NamedTuple, TypeAlias
 
 from callforest.capture.v1 import call_record_pb2 as pb
 from callforest_core.lineage.atoms import AtomKind, fields_of
-from callforest_core.lineage.replay import RENDER_OPTIONS
+from callforest_core.lineage.canonical_json import canonical_json
+from callforest_core.lineage.source import effective_options
 
 DifferenceClass: TypeAlias = pb.DifferenceClass.ValueType
 
-_TOOL_OPTIONS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_WITH_REST: Final = frozenset({AtomKind.MESSAGE, AtomKind.RESULT})
 _ARGUMENTS: Final = 2
 _DAYS: Final = "mon|tue|wed|thu|fri|sat|sun"
 _LONG_DAYS: Final = "monday|tuesday|wednesday|thursday|friday|saturday|sunday"
@@ -53,22 +53,38 @@ def difference(recorded: Iterable[bytes], sent: Iterable[bytes]) -> Difference |
 
     Returns None when the request has the whole recorded history, whatever follows it.
     """
-    for index, (known, other) in enumerate(zip_longest(recorded, sent)):
-        if known is None:
-            return None
+    known_atoms, other_atoms = iter(recorded), iter(sent)
+    for index, known in enumerate(known_atoms):
+        other = next(other_atoms, None)
+        if other is None:
+            return Difference(pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY, index)
         if known != other:
-            kind = pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY
-            return Difference(kind if other is None else _class_of(known, other), index)
+            if known[0] == AtomKind.REASONING and _goes_on(known_atoms, other, other_atoms):
+                return Difference(pb.DIFFERENCE_CLASS_REASONING_MISSING, index)
+            return Difference(_class_of(known, other), index)
     return None
+
+
+def _goes_on(known: Iterator[bytes], other: bytes, others: Iterator[bytes]) -> bool:
+    """Say whether the rest is equal but for reasoning that is recorded and was not sent."""
+    sent: bytes | None = other
+    for atom in known:
+        if atom == sent:
+            sent = next(others, None)
+        elif atom[0] != AtomKind.REASONING:
+            return False
+    return True
 
 
 def option_difference(
     recorded: Mapping[str, object], sent: Mapping[str, object]
 ) -> OptionDifference | None:
-    """Compare two sets of effective render options; null and absent are equal."""
-    for name in RENDER_OPTIONS:
-        if name != "instructions" and recorded.get(name) != sent.get(name):
-            is_tool = name in _TOOL_OPTIONS
+    """Compare two sets of render options; null, empty and absent are equal."""
+    known, other = effective_options(recorded), effective_options(sent)
+    for name, value in known.items():
+        # As JSON, in which true is no 1.
+        if canonical_json(value) != canonical_json(other[name]):
+            is_tool = name == "tools"
             kind = pb.DIFFERENCE_CLASS_TOOL_SET if is_tool else pb.DIFFERENCE_CLASS_TEMPLATE
             return OptionDifference(kind, name)
     return None
@@ -81,6 +97,8 @@ def _class_of(known: bytes, other: bytes) -> DifferenceClass:
     if kind == other_kind and len(fields) == len(other_fields):
         pairs = zip(fields, other_fields, strict=True)
         changed = {place: pair for place, pair in enumerate(pairs) if pair[0] != pair[1]}
+        if kind in _WITH_REST and set(changed) == {len(fields) - 1}:
+            return pb.DIFFERENCE_CLASS_EXTRA_KEYS
         if kind == AtomKind.CALL and set(changed) == {_ARGUMENTS}:
             if _equal_values(*changed[_ARGUMENTS]):
                 return pb.DIFFERENCE_CLASS_JSON

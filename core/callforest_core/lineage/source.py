@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from callforest_core.lineage.atoms import (
-    ANSWER_KINDS,
+    NOTHING_SAID,
+    SAYING_KINDS,
     AtomKind,
     Spelling,
     is_user_message,
@@ -28,7 +29,6 @@ from callforest_core.lineage.atoms import (
 from callforest_core.lineage.canonical_json import canonical_json
 from callforest_core.lineage.fingerprint import UnreadableItemError
 from callforest_core.lineage.items import Dialect, Item
-from callforest_core.lineage.replay import RENDER_OPTIONS
 
 SOURCE_VERSION: Final = 2
 """The normalization version; records of another are never continued."""
@@ -41,9 +41,22 @@ _SOURCE_DOMAIN: Final = b"callforest-source-v2"
 _SPELLING_DOMAIN: Final = b"callforest-tool-content-v1"
 _RENDER_DOMAIN: Final = b"callforest-render-v2"
 _NO_SOURCE: Final = hashlib.sha256(_SOURCE_DOMAIN).digest()
-_ABSENT: Final = bytes([Spelling.ABSENT])
 _NO_SPELLING: Final = hashlib.sha256(_SPELLING_DOMAIN).digest()
-_SOURCE_OPTIONS: Final = tuple(name for name in RENDER_OPTIONS if name != "instructions")
+_SOURCE_OPTIONS: Final[Mapping[str, object]] = {
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "chat_template": None,
+    "chat_template_kwargs": None,
+    "continue_final_message": False,
+    "documents": None,
+    "media_io_kwargs": None,
+    "mm_processor_kwargs": None,
+    "model": None,
+    "reasoning_effort": None,
+    "tools": None,
+}
+"""The options that count in forest mode, by what an absent one stands for."""
+_EMPTY: Final[tuple[object, ...]] = ([], {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,7 @@ class SourceBoundary:
 class SourceSummary:
     """What a record keeps of request and answer; digests are 32 bytes.
 
-    `tool_content_digest` tells how answers that only call tools spell their missing text.
+    `tool_content_digest` tells how answers without text spell that.
     """
 
     atom_count: int
@@ -80,6 +93,7 @@ class OutputSummary:
 
     atom_count: int
     digest: bytes
+    normalization_version: int = SOURCE_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +107,10 @@ class SourceProbe:
             boundary, and at least one.
         render_digest: 32 bytes, of the effective options of the rendering.
         native_ids: ids that the items of the last answer echo.
-        claimed_call_id: the call that a delta request says it continues.
+        claimed_call_id: the call that the request says it continues.
         normalization_version: the rules that made the atoms.
+        claim_breaks_ties: the history came whole, and the claim only chooses among equals.
+        has_unreadable_item: an item has no normal form; there are no boundaries then.
     """
 
     atom_count: int
@@ -104,61 +120,69 @@ class SourceProbe:
     native_ids: tuple[str, ...] = ()
     claimed_call_id: str | None = None
     normalization_version: int = SOURCE_VERSION
+    claim_breaks_ties: bool = False
+    has_unreadable_item: bool = False
 
 
 class SourceHistory:
     """The atoms of a conversation, digested. Immutable; EMPTY_HISTORY is where each begins.
 
     Attributes:
-        atom_count: atoms so far; those behind an unreadable item do not count.
-        source_digest: chained over them, 32 bytes.
         native_ids: ids that the items of the last answer echo, at most NATIVE_IDS_MAX.
-        fault: what could not be read, or None. Nothing behind it counts.
+        fault: what could not be read, or None. Nothing behind it counts, and nothing continues.
     """
 
     __slots__ = (
-        "_calls_tools",
+        "_atom_count",
         "_ends",
         "_in_answer",
         "_interrupted",
         "_observed",
+        "_says_nothing",
         "_says_text",
+        "_source_digest",
+        "_spelling",
         "_spelling_digest",
-        "_spellings",
-        "atom_count",
         "fault",
         "native_ids",
-        "source_digest",
     )
 
     def __init__(self) -> None:
-        self.atom_count = 0
-        self.source_digest = _NO_SOURCE
+        self._atom_count = 0
+        self._source_digest = _NO_SOURCE
         self.native_ids: tuple[str, ...] = ()
         self.fault: str | None = None
         # Of the answers that something follows: their ends, longest first, and their spellings.
         self._ends: tuple[SourceBoundary, ...] = ()
         self._spelling_digest = _NO_SPELLING
-        # Of the last answer.
+        # Of the last answer, while nothing follows it.
         self._in_answer = False
         self._says_text = False
-        self._calls_tools = False
-        self._spellings = b""
+        self._says_nothing = True
+        self._spelling = Spelling.ABSENT
         # Of what follows it.
         self._observed = False
         self._interrupted = False
 
     @property
-    def boundaries(self) -> tuple[SourceBoundary, ...]:
-        """The ends of the last answers, longest first, at most BOUNDARIES_MAX."""
-        if not self._in_answer:
-            return self._ends
-        return (self._end(), *self._ends)[:BOUNDARIES_MAX]
+    def atom_count(self) -> int:
+        """Atoms so far; those behind an unreadable item do not count."""
+        return self._atom_count + (self._in_answer and self._says_nothing)
+
+    @property
+    def source_digest(self) -> bytes:
+        """Chained over the atoms, 32 bytes."""
+        return self._closed()._source_digest  # noqa: SLF001 - of this very class
 
     @property
     def tool_content_digest(self) -> bytes:
         """Chained over the spellings of missing texts, 32 bytes."""
-        return self._answer_spelling() if self._in_answer else self._spelling_digest
+        return self._closed()._spelling_digest  # noqa: SLF001 - of this very class
+
+    @property
+    def boundaries(self) -> tuple[SourceBoundary, ...]:
+        """The ends of the last answers, longest first, at most BOUNDARIES_MAX."""
+        return () if self.fault is not None else self._closed()._ends  # noqa: SLF001 - as above
 
     @property
     def observations_follow(self) -> bool:
@@ -174,7 +198,7 @@ class SourceHistory:
                 break
             atom = plain_atom(item)
             if atom is not None:
-                grown._add(atom)  # noqa: SLF001 - a copy of this very class
+                grown._add_plain(atom)  # noqa: SLF001 - a copy of this very class
             else:
                 grown._add_item(item)  # noqa: SLF001 - as above
         return grown
@@ -188,7 +212,13 @@ class SourceHistory:
             raise UnreadableItemError(self.fault)
         return SourceSummary(self.atom_count, self.source_digest, self.tool_content_digest, render)
 
-    def probe(self, render: bytes, claimed_call_id: str | None = None) -> SourceProbe:
+    def probe(
+        self,
+        render: bytes,
+        claimed_call_id: str | None = None,
+        *,
+        claim_breaks_ties: bool = False,
+    ) -> SourceProbe:
         """Return what the ledger is asked about a request with this history."""
         return SourceProbe(
             atom_count=self.atom_count,
@@ -197,66 +227,78 @@ class SourceHistory:
             render_digest=render,
             native_ids=self.native_ids,
             claimed_call_id=claimed_call_id,
+            claim_breaks_ties=claim_breaks_ties,
+            has_unreadable_item=self.fault is not None,
         )
+
+    def _add_plain(self, atom: bytes) -> None:
+        if atom[0] == AtomKind.TEXT:
+            if not self._in_answer:
+                self._begin_answer(Spelling.EMPTY)
+            self._says_text, self._says_nothing = True, False
+        else:
+            self._add_observation(atom)
+        self._chain(atom)
 
     def _add_item(self, item: object) -> None:
         try:
             read = item_atoms(item)
         except UnreadableItemError as error:
             self.fault = error.fact
+            self.native_ids = ()
             return
+        if read.spelling is None:
+            for atom in read.atoms:
+                self._add_observation(atom)
+                self._chain(atom)
+            return
+        if not self._in_answer:
+            self._begin_answer(read.spelling)
         for atom in read.atoms:
-            self._add(atom)
-        if read.spelling is not None:
-            self._spellings += bytes([read.spelling])
-        if self._in_answer and isinstance(item, dict):
+            self._says_text = self._says_text or atom[0] == AtomKind.TEXT
+            self._says_nothing = self._says_nothing and atom[0] not in SAYING_KINDS
+            self._chain(atom)
+        if isinstance(item, dict):
             self._keep_id(item.get("id"))
 
-    def _add(self, atom: bytes) -> None:
-        kind = atom[0]
-        if kind in ANSWER_KINDS:
-            if not self._in_answer:
-                self._begin_answer()
-            if kind == AtomKind.TEXT:
-                self._says_text = True
-            elif kind == AtomKind.CALL:
-                self._calls_tools = True
+    def _add_observation(self, atom: bytes) -> None:
+        """Take note of what is not the model's."""
+        if self._in_answer:
+            self._end_answer()
+        if atom[0] == AtomKind.MESSAGE and not is_user_message(atom):
+            self._interrupted = True
         else:
-            if self._in_answer:
-                self._end_answer()
-            if kind == AtomKind.MESSAGE and not is_user_message(atom):
-                self._interrupted = True
-            else:
-                self._observed = True
-        size = len(atom).to_bytes(8, "big")
-        chained = b"".join((_SOURCE_DOMAIN, self.source_digest, size, atom))
-        self.source_digest = hashlib.sha256(chained).digest()
-        self.atom_count += 1
+            self._observed = True
 
-    def _begin_answer(self) -> None:
-        self._in_answer = True
-        self._says_text = self._calls_tools = False
-        self._spellings = b""
+    def _chain(self, atom: bytes) -> None:
+        size = len(atom).to_bytes(8, "big")
+        chained = b"".join((_SOURCE_DOMAIN, self._source_digest, size, atom))
+        self._source_digest = hashlib.sha256(chained).digest()
+        self._atom_count += 1
+
+    def _begin_answer(self, spelling: Spelling) -> None:
+        self._in_answer = self._says_nothing = True
+        self._says_text = False
+        self._spelling = spelling
         self.native_ids = ()
 
     def _end_answer(self) -> None:
-        end = self._end()
+        if self._says_nothing:
+            self._chain(NOTHING_SAID)
+        if not self._says_text:
+            chained = _SPELLING_DOMAIN + self._spelling_digest + bytes([self._spelling])
+            self._spelling_digest = hashlib.sha256(chained).digest()
+        end = SourceBoundary(self._atom_count, self._source_digest, self._spelling_digest)
         self._ends = (end, *self._ends)[:BOUNDARIES_MAX]
-        self._spelling_digest = end.tool_content_digest
         self._in_answer = self._observed = self._interrupted = False
 
-    def _end(self) -> SourceBoundary:
-        return SourceBoundary(self.atom_count, self.source_digest, self._answer_spelling())
-
-    def _answer_spelling(self) -> bytes:
-        spellings = self._spellings
-        if not spellings and self._calls_tools and not self._says_text:
-            spellings = _ABSENT
-        digest = self._spelling_digest
-        for spelling in spellings:
-            chained = _SPELLING_DOMAIN + digest + bytes([spelling])
-            digest = hashlib.sha256(chained).digest()
-        return digest
+    def _closed(self) -> SourceHistory:
+        """Return the history as it is when nothing more belongs to its last answer."""
+        if not self._in_answer:
+            return self
+        ended = copy.copy(self)
+        ended._end_answer()  # noqa: SLF001 - a copy of this very class
+        return ended
 
     def _keep_id(self, native_id: object) -> None:
         if not isinstance(native_id, str) or not 0 < len(native_id) <= NATIVE_ID_LENGTH_MAX:
@@ -295,11 +337,23 @@ def output_summary(items: Iterable[object]) -> OutputSummary:
     return OutputSummary(answer.atom_count, answer.source_digest)
 
 
-def source_render_digest(options: Mapping[str, object]) -> bytes:
-    """Return the 32-byte digest of the effective render options; null and absent are equal.
+def effective_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that decide how items become tokens, each with its default.
 
-    `instructions` are not among them: they are an atom. Raises CanonicalJsonError for an option
-    without canonical JSON.
+    Null, an empty list and an empty object are as absent. `instructions` are an atom;
+    `tool_choice` and `parallel_tool_calls` reach no template.
     """
-    effective = {name: options.get(name) for name in _SOURCE_OPTIONS}
-    return hashlib.sha256(_RENDER_DOMAIN + canonical_json(effective).encode()).digest()
+    effective: dict[str, object] = {}
+    for name, default in _SOURCE_OPTIONS.items():
+        value = options.get(name)
+        effective[name] = default if value is None or value in _EMPTY else value
+    return effective
+
+
+def source_render_digest(options: Mapping[str, object]) -> bytes:
+    """Return the 32-byte digest of the effective render options.
+
+    Raises CanonicalJsonError for an option without canonical JSON.
+    """
+    text = canonical_json(effective_options(options))
+    return hashlib.sha256(_RENDER_DOMAIN + text.encode()).digest()

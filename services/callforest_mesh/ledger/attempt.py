@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from google.protobuf import timestamp_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
@@ -52,7 +53,7 @@ class AttemptSummary:
     Attributes:
         state: what the attempt takes.
         revision: events in its log.
-        pending_count: admitted calls with neither a record nor a failure.
+        pending_count: admitted calls that have not settled.
     """
 
     state: attempt_pb2.AttemptState.ValueType
@@ -80,10 +81,16 @@ class AdmittedCall:
         record: the serialized CallRecord, or None.
         failures: its serialized failure rows, in order.
         failure_reasons: theirs.
+        is_keyed: whether an idempotency key alone names it.
+        admit_time: the serialized Timestamp of when the gateway took it.
+        withdrawal: the serialized CallWithdrawal that settled it, or None.
     """
 
     body_digest: bytes
     verdict: bytes
+    is_keyed: bool = False
+    admit_time: bytes = b""
+    withdrawal: bytes | None = None
     record: bytes | None = None
     failures: tuple[bytes, ...] = ()
     failure_reasons: tuple[str, ...] = ()
@@ -95,6 +102,22 @@ class AdmittedCall:
     def read_record(self) -> call_record_pb2.CallRecord | None:
         """Give the committed record, or None."""
         return None if self.record is None else call_record_pb2.CallRecord.FromString(self.record)
+
+    def read_withdrawal(self) -> attempt_pb2.CallWithdrawal | None:
+        """Give the withdrawal, or None."""
+        stored = self.withdrawal
+        return None if stored is None else attempt_pb2.CallWithdrawal.FromString(stored)
+
+    def earlier(self, call_id: str) -> capture_admission_pb2.EarlierCall:
+        """Give what a repeat learns of the call; it is not withdrawn."""
+        if self.record is not None:
+            state = capture_admission_pb2.EARLIER_STATE_COMMITTED
+        elif self.failure_reasons:
+            state = capture_admission_pb2.EARLIER_STATE_FAILED
+        else:
+            state = capture_admission_pb2.EARLIER_STATE_PENDING
+        taken = timestamp_pb2.Timestamp.FromString(self.admit_time)
+        return capture_admission_pb2.EarlierCall(call_id=call_id, state=state, admit_time=taken)
 
     def read_failures(self) -> list[attempt_pb2.CallFailure]:
         """Give the failure rows, in order."""
@@ -111,15 +134,18 @@ class AttemptView:
         mode: how calls are found, CHAIN or FOREST.
         forest: the committed calls by their histories; None in chain mode.
         configuration_digest: the engine's, that the first intent with one bound; else b"".
+        intent_count: calls announced; a withdrawn one may be announced again.
     """
 
     __slots__ = (
         "_calls",
         "_chain",
         "_pending",
+        "_unkeyed",
         "configuration_digest",
         "failure_count",
         "forest",
+        "intent_count",
         "mode",
         "opened",
         "record_count",
@@ -138,9 +164,12 @@ class AttemptView:
         self.revision = 1
         self.record_count = 0
         self.failure_count = 0
+        self.intent_count = 0
         self._chain = ChainView()
         self._calls: dict[str, AdmittedCall] = {}
         self._pending: dict[str, None] = {}
+        # What a repeat without a key may repeat: by body, in the order of their intents.
+        self._unkeyed: dict[bytes, dict[str, None]] = {}
 
     @classmethod
     def replay(cls, events: Iterable[ledger_event_pb2.LedgerEvent]) -> AttemptView | None:
@@ -177,6 +206,8 @@ class AttemptView:
             self._apply_record(revision, event.record)
         elif which == "failure":
             self._apply_failure(revision, event.failure)
+        elif which == "withdrawal":
+            self._apply_withdrawal(revision, event.withdrawal)
         elif which == "admissions_closed":
             self.state = CLOSED
         elif which == "sealed":
@@ -201,12 +232,16 @@ class AttemptView:
 
     @property
     def pending_count(self) -> int:
-        """How many admitted calls have neither a record nor a failure."""
+        """How many admitted calls have not settled: no record, no failure, no withdrawal."""
         return len(self._pending)
 
     def call(self, call_id: str) -> AdmittedCall | None:
         """Give an admitted call, or None."""
         return self._calls.get(call_id)
+
+    def unkeyed_call_ids(self, body_digest: bytes) -> Collection[str]:
+        """Give the calls without a key that have this body, neither failed nor withdrawn."""
+        return self._unkeyed.get(body_digest, ())
 
     def pending_call_ids(self) -> list[str]:
         """Give the pending calls in the order of their intents."""
@@ -237,18 +272,26 @@ class AttemptView:
         )
 
     def _apply_intent(self, revision: int, intent: ledger_event_pb2.IntentRecorded) -> None:
-        if intent.call_id in self._calls:
+        known = self._calls.get(intent.call_id)
+        if known is not None and known.withdrawal is None:
             raise LogError(revision, f"a second intent of call {intent.call_id}")
-        verdict = intent.verdict.SerializeToString()
-        self._calls[intent.call_id] = AdmittedCall(intent.body_digest, verdict)
+        self._calls[intent.call_id] = AdmittedCall(
+            intent.body_digest,
+            intent.verdict.SerializeToString(),
+            intent.is_keyed,
+            intent.admit_time.SerializeToString(),
+        )
         self._pending[intent.call_id] = None
+        self.intent_count += 1
+        if not intent.is_keyed:
+            self._unkeyed.setdefault(intent.body_digest, {})[intent.call_id] = None
         if intent.configuration_digest and not self.configuration_digest:
             self.configuration_digest = intent.configuration_digest
 
     def _apply_record(self, revision: int, record: call_record_pb2.CallRecord) -> None:
         call_id = record.coords.call_id
         call = self._calls.get(call_id)
-        if call is None or call.record is not None or call.failure_reasons:
+        if call is None or call.record or call.failure_reasons or call.withdrawal:
             raise LogError(revision, f"call {call_id} cannot have a record here")
         self._chain.append_record(call_record_from_proto(record), _witness(record))
         if self.forest is not None:
@@ -259,13 +302,31 @@ class AttemptView:
 
     def _apply_failure(self, revision: int, failure: attempt_pb2.CallFailure) -> None:
         call = self._calls.get(failure.call_id)
-        if call is None or (call.record is not None and self.forest is None):
+        is_kept = call is not None and call.record is not None
+        if call is None or call.withdrawal or (is_kept and self.forest is None):
             raise LogError(revision, f"call {failure.call_id} cannot have a failure here")
         self._chain.append_failure(failure.call_id, failure.reason)
         call.failures = (*call.failures, failure.SerializeToString())
         call.failure_reasons = (*call.failure_reasons, failure.reason)
         self._pending.pop(failure.call_id, None)
         self.failure_count += 1
+        if not is_kept:
+            self._forget_unkeyed(failure.call_id, call)
+
+    def _apply_withdrawal(self, revision: int, withdrawal: attempt_pb2.CallWithdrawal) -> None:
+        """Settle a call that never was: it is no row, and nothing continues it."""
+        call = self._calls.get(withdrawal.call_id)
+        if call is None or withdrawal.call_id not in self._pending:
+            raise LogError(revision, f"call {withdrawal.call_id} cannot be withdrawn here")
+        call.withdrawal = withdrawal.SerializeToString()
+        del self._pending[withdrawal.call_id]
+        self._forget_unkeyed(withdrawal.call_id, call)
+
+    def _forget_unkeyed(self, call_id: str, call: AdmittedCall) -> None:
+        alike = self._unkeyed.get(call.body_digest, {})
+        alike.pop(call_id, None)
+        if not alike:
+            self._unkeyed.pop(call.body_digest, None)
 
 
 def _witness(record: call_record_pb2.CallRecord) -> ContextWitness:
@@ -286,6 +347,7 @@ def _append_history(forest: ForestView, record: call_record_pb2.CallRecord) -> N
             cum_len=coords.prev_token_count + coords.delta_token_count,
             chain_hash=coords.chain_hash,
             summary=summary,
+            response_id=record.response_id,
         )
 
 

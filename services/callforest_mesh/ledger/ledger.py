@@ -13,7 +13,7 @@ from typing import Final, TypeVar, cast
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
-from callforest_mesh.ledger import core, refusals
+from callforest_mesh.ledger import commits, core, refusals
 from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
 from callforest_mesh.ledger.core import Decision
 from callforest_mesh.ledger.settlement import SettlementWatch
@@ -160,14 +160,25 @@ class Ledger:
     ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
         """Append the record of a staged call."""
         attempt = AttemptKey(tenant, record.coords.capture_key)
-        return self._apply(attempt, lambda view: core.commit_record(view, record), reserve=True)
+        return self._apply(attempt, lambda view: commits.commit_record(view, record), reserve=True)
 
     def commit_failure(
         self, tenant: str, failure: attempt_pb2.CallFailure
     ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
         """Append a failure row."""
         attempt = AttemptKey(tenant, failure.capture_key)
-        return self._apply(attempt, lambda view: core.commit_failure(view, failure), reserve=True)
+        return self._apply(
+            attempt, lambda view: commits.commit_failure(view, failure), reserve=True
+        )
+
+    def commit_withdrawal(
+        self, tenant: str, withdrawal: attempt_pb2.CallWithdrawal
+    ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
+        """Settle a call that was refused before it was generated."""
+        attempt = AttemptKey(tenant, withdrawal.capture_key)
+        return self._apply(
+            attempt, lambda view: commits.commit_withdrawal(view, withdrawal), reserve=True
+        )
 
     async def close_admissions(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
         """End new calls of an attempt."""
@@ -311,6 +322,8 @@ def _page_reader(attempt: AttemptKey, after: int, last: int) -> Callable[[LogRea
                 entries.append(attempt_pb2.ManifestEntry(record=event.record))
             elif which == "failure":
                 entries.append(attempt_pb2.ManifestEntry(failure=event.failure))
+            elif which == "withdrawal":
+                entries.append(attempt_pb2.ManifestEntry(withdrawal=event.withdrawal))
             size += event.ByteSize()
             if size >= PAGE_BYTES:
                 break

@@ -158,7 +158,10 @@ class LedgerServicer(rpc.LedgerServiceServicer):
             return self._ledger.commit_record(context.tenant, entry.record)
         if which == "failure":
             return self._ledger.commit_failure(context.tenant, entry.failure)
-        raise malformed(entry.DESCRIPTOR.full_name, "entry: neither a record nor a failure")
+        if which == "withdrawal":
+            return self._ledger.commit_withdrawal(context.tenant, entry.withdrawal)
+        fault = "entry: neither a record, a failure nor a withdrawal"
+        raise malformed(entry.DESCRIPTOR.full_name, fault)
 
 
 _Keyed: TypeAlias = (

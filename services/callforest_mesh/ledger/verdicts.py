@@ -7,11 +7,9 @@ it cannot tell apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
-from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_service_pb2
 from callforest_client.source_codec import source_probe_from_proto
 from callforest_core.lineage.chain import (
@@ -37,7 +35,6 @@ from callforest_mesh.ledger.attempt import AttemptView
 
 UNRESOLVED_PARENT: Final = "unresolved_parent"
 """Failure reason of a call without a predecessor, or with more than one."""
-DETAIL_MAX: Final = 1024
 
 _PROBE_MODES: Final = {
     "chain": attempt_pb2.CAPTURE_MODE_CHAIN,
@@ -45,6 +42,7 @@ _PROBE_MODES: Final = {
 }
 _ROOT_REASONS: Final = {
     RootReason.NO_MODEL_ITEMS: capture_admission_pb2.ROOT_REASON_NO_MODEL_ITEMS,
+    RootReason.UNREADABLE_ITEM: capture_admission_pb2.ROOT_REASON_UNREADABLE_ITEM,
     RootReason.HISTORY_NOT_RECORDED: capture_admission_pb2.ROOT_REASON_HISTORY_NOT_RECORDED,
     RootReason.RENDER_OPTIONS_CHANGED: capture_admission_pb2.ROOT_REASON_RENDER_OPTIONS_CHANGED,
     RootReason.NOT_OBSERVATIONS: capture_admission_pb2.ROOT_REASON_NOT_OBSERVATIONS,
@@ -55,25 +53,29 @@ def judge(
     view: AttemptView,
     asked: attempt_pb2.CallIntent | ledger_service_pb2.FindPredecessorRequest,
 ) -> capture_admission_pb2.Verdict:
-    """Say whom a call would continue now, of an attempt that takes calls."""
+    """Say whom a call would continue now, of an attempt that takes calls.
+
+    Raises:
+        Refusal: INVALID_MESSAGE, a call of forest mode without a configuration.
+    """
     which = asked.WhichOneof("probe")
     mode = attempt_pb2.CAPTURE_MODE_UNSPECIFIED if which is None else _PROBE_MODES[which]
     if mode != view.mode:
+        opened, other = mode_name(view.mode), mode_name(mode)
         return refusals.refused_call(
-            er.ERROR_REASON_MODE_MISMATCH,
-            f"the attempt was opened in {mode_name(view.mode)} mode, and the call was probed for"
-            f" {mode_name(mode)} mode; open the attempt in the mode of the gateway",
+            refusals.foreign_mode(asked.capture_key, opened=opened, asked=other)
         )
     bound, stated = view.configuration_digest, asked.configuration_digest
+    if view.forest is not None and not stated:
+        raise refusals.configuration_missing(asked.DESCRIPTOR.full_name)
     if bound and stated and bound != stated:
         return refusals.refused_call(
-            er.ERROR_REASON_CONFIGURATION_CHANGED,
-            f"the engine's configuration is {stated.hex()}, but the attempt began with"
-            f" {bound.hex()}; open another attempt",
+            refusals.configuration_changed(asked.capture_key, bound=bound, stated=stated)
         )
     if view.forest is None:
         return judge_chain(view.chain, asked.chain)
-    return judge_forest(view.forest, asked.source)
+    call_id = asked.call_id if isinstance(asked, attempt_pb2.CallIntent) else ""
+    return judge_forest(view.forest, asked.source, capture_key=asked.capture_key, call_id=call_id)
 
 
 def judge_chain(
@@ -92,15 +94,26 @@ def judge_chain(
         return capture_admission_pb2.Verdict(continuation=continuation)
     uncaptured = capture_admission_pb2.Uncaptured(
         reason=UNRESOLVED_PARENT,
-        detail=_named(str(found.reason), found.candidates, len(found.candidates)),
+        detail=refusals.named(str(found.reason), found.candidates, len(found.candidates)),
     )
     return capture_admission_pb2.Verdict(uncaptured=uncaptured)
 
 
 def judge_forest(
-    forest: ForestView, probe: capture_admission_pb2.SourceProbe
+    forest: ForestView,
+    probe: capture_admission_pb2.SourceProbe,
+    *,
+    capture_key: str,
+    call_id: str,
 ) -> capture_admission_pb2.Verdict:
-    """Say whom a request of forest mode continues, or that it must not be generated (ADM-2)."""
+    """Say whom a request of forest mode continues, or that it must not be generated (ADM-2).
+
+    Args:
+        forest: the committed calls.
+        probe: of the request.
+        capture_key: names the attempt.
+        call_id: names the call, or "" when there will be none.
+    """
     match forest.resolve(source_probe_from_proto(probe)):
         case ForestRoot() as found:
             root = capture_admission_pb2.Root(
@@ -122,20 +135,19 @@ def judge_forest(
             )
             return capture_admission_pb2.Verdict(continuation=continuation)
         case AmbiguousHistory() as found:
-            what = (
-                "the history ends more than one call; echo the ids of the answer's items, or name"
-                " the call in a delta request. Candidates"
-            )
             return refusals.refused_call(
-                er.ERROR_REASON_AMBIGUOUS_HISTORY,
-                _named(what, found.candidates, found.candidate_count),
+                refusals.ambiguous_history(
+                    capture_key, call_id, found.candidates, found.candidate_count
+                )
             )
         case ClaimRefused() as found:
             return refusals.refused_call(
-                er.ERROR_REASON_HISTORY_CLAIM_REFUSED,
-                f"call {found.claimed_call_id} does not end where the request's history does, or"
-                " was rendered with other options, or observations alone do not follow it; send"
-                " the history whole",
+                refusals.claim_refused(
+                    capture_key,
+                    call_id,
+                    claimed_call_id=found.claimed_call_id,
+                    fault=found.fault,
+                )
             )
 
 
@@ -147,18 +159,6 @@ def _resolve(chain: ChainView, probe: capture_admission_pb2.ChainProbe) -> Verdi
     return chain.resolve(
         ChainProbe(probe.assistant_fingerprint, probe.context_digests, probe.item_count)
     )
-
-
-def _named(what: str, candidates: Sequence[str], count: int) -> str:
-    """Say what is wrong, and name the candidates as far as there is room."""
-    text = what
-    for position, call_id in enumerate(candidates):
-        piece = f"{':' if position == 0 else ','} {call_id}"
-        rest = f" and {count - position} more"
-        if len(text) + len(piece) + len(rest) > DETAIL_MAX:
-            return text + rest
-        text += piece
-    return text if len(candidates) == count else f"{text} and {count - len(candidates)} more"
 
 
 def mode_name(mode: attempt_pb2.CaptureMode.ValueType) -> str:

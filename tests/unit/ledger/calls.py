@@ -15,7 +15,7 @@ from callforest.capture.v1 import (
 )
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
 from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION, ConversationScan
-from callforest_mesh.ledger import core
+from callforest_mesh.ledger import commits, core
 from callforest_mesh.ledger.attempt import CHAIN, AttemptView
 from callforest_mesh.ledger.core import Decision
 
@@ -128,6 +128,23 @@ def failure(
     return attempt_pb2.CallFailure(capture_key=key, call_id=call_id, reason=reason, detail=detail)
 
 
+def withdrawal(
+    call_id: str, reason: str = "REQUEST_REFUSED", *, detail: str = "", key: str = KEY
+) -> attempt_pb2.CallWithdrawal:
+    return attempt_pb2.CallWithdrawal(
+        capture_key=key, call_id=call_id, reason=reason, detail=detail
+    )
+
+
+def first_told(answer: capture_admission_pb2.Verdict) -> capture_admission_pb2.Verdict:
+    """Give what a repeat was told without what only repeats are told."""
+    assert answer.HasField("earlier")
+    told = capture_admission_pb2.Verdict()
+    told.CopyFrom(answer)
+    told.ClearField("earlier")
+    return told
+
+
 class Attempt:
     """An attempt without a store: its log and the view that follows it."""
 
@@ -148,10 +165,13 @@ class Attempt:
         return self.apply(core.record_intent(self.view, intent(call_id, items, body=body))).answer
 
     def commit(self, committed: call_record_pb2.CallRecord) -> None:
-        self.apply(core.commit_record(self.view, committed))
+        self.apply(commits.commit_record(self.view, committed))
 
     def fail(self, failed: attempt_pb2.CallFailure) -> None:
-        self.apply(core.commit_failure(self.view, failed))
+        self.apply(commits.commit_failure(self.view, failed))
+
+    def withdraw(self, withdrawn: attempt_pb2.CallWithdrawal) -> None:
+        self.apply(commits.commit_withdrawal(self.view, withdrawn))
 
     def close(self) -> None:
         self.apply(core.close(self.view, KEY))
@@ -176,4 +196,6 @@ def facts(view: AttemptView) -> tuple[object, ...]:
         view.call_count,
         view.chain.manifest(),
         {call_id: view.call(call_id) for call_id in view._calls},
+        {body: tuple(calls) for body, calls in view._unkeyed.items()},
+        view.intent_count,
     )

@@ -39,7 +39,7 @@ def forest_intent(
     body: str = "body",
     key: str = KEY,
     claim: str | None = None,
-    engine: bytes = b"",
+    engine: bytes = ENGINE,
 ) -> attempt_pb2.CallIntent:
     made = attempt_pb2.CallIntent(
         capture_key=key,
@@ -53,7 +53,7 @@ def forest_intent(
 
 
 def forest_asking(
-    items: Items, *, claim: str | None = None, engine: bytes = b""
+    items: Items, *, claim: str | None = None, engine: bytes = ENGINE
 ) -> ledger_service_pb2.FindPredecessorRequest:
     return ledger_service_pb2.FindPredecessorRequest(
         tenant=calls.TENANT,
@@ -100,7 +100,12 @@ class ForestAttempt(Attempt):
         super().__init__(FOREST)
 
     def announce(
-        self, call_id: str, items: Items = FIRST, *, claim: str | None = None, engine: bytes = b""
+        self,
+        call_id: str,
+        items: Items = FIRST,
+        *,
+        claim: str | None = None,
+        engine: bytes = ENGINE,
     ) -> capture_admission_pb2.Verdict:
         asked = forest_intent(call_id, items, claim=claim, engine=engine)
         return self.apply(core.record_intent(self.view, asked)).answer

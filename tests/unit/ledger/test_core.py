@@ -6,7 +6,7 @@ import pytest
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
-from callforest_mesh.ledger import core
+from callforest_mesh.ledger import commits, core
 from callforest_mesh.ledger.attempt import CLOSED, SEALED, AttemptView, LogError
 from tests.unit.ledger.calls import (
     FIRST,
@@ -71,7 +71,7 @@ def test_an_unresolved_call_leaves_its_failure_row_at_once(chain: Attempt) -> No
     assert chain.view.failure_count == 1
     assert chain.view.pending_call_ids() == [], "a call with a failure row is not pending"
     with pytest.raises(Refusal) as caught:
-        core.commit_record(chain.view, record("b"))
+        commits.commit_record(chain.view, record("b"))
     assert caught.value.reason == er.ERROR_REASON_CALL_MISMATCH
 
 
@@ -135,7 +135,7 @@ def test_coordinates_that_leave_their_admission_are_refused_with_a_row(
         wrong.coords.parent_call_id = "b0"
     elif fault == "length":
         wrong.coords.prev_token_count = 5
-    decision = core.commit_record(chain.view, wrong)
+    decision = commits.commit_record(chain.view, wrong)
     assert decision.refusal is not None
     assert decision.refusal.reason == er.ERROR_REASON_COORDINATES_MISMATCH
     field = "prev_token_count" if fault == "length" else "parent_call_id"
@@ -147,7 +147,7 @@ def test_coordinates_that_leave_their_admission_are_refused_with_a_row(
         if seal:
             chain.seal()
         with pytest.raises(Refusal) as caught:
-            core.commit_record(chain.view, wrong)
+            commits.commit_record(chain.view, wrong)
         assert caught.value.reason == er.ERROR_REASON_COORDINATES_MISMATCH
     assert chain.view.record_count == 1
 
@@ -155,9 +155,9 @@ def test_coordinates_that_leave_their_admission_are_refused_with_a_row(
 @pytest.mark.requirement("LED-13")
 def test_right_coordinates_after_wrong_ones_do_not_clean_the_call(chain: Attempt) -> None:
     chain.admit("b", SECOND)
-    chain.apply(core.commit_record(chain.view, record("b", SECOND, "B")))
+    chain.apply(commits.commit_record(chain.view, record("b", SECOND, "B")))
     with pytest.raises(Refusal) as caught:
-        core.commit_record(chain.view, record("b", SECOND, "B", parent=record("a")))
+        commits.commit_record(chain.view, record("b", SECOND, "B", parent=record("a")))
     assert caught.value.facts["field"] == "failure"
 
 
@@ -259,10 +259,10 @@ def test_no_events_are_no_attempt() -> None:
 def test_a_record_within_another_trace_is_the_same(chain: Attempt) -> None:
     traced = record("a")
     traced.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    assert core.commit_record(chain.view, traced).events == (), "a repeat"
+    assert commits.commit_record(chain.view, traced).events == (), "a repeat"
     other = record("a", answer="Z")
     other.traceparent = traced.traceparent
     with pytest.raises(Refusal) as refused:
-        core.commit_record(chain.view, other)
+        commits.commit_record(chain.view, other)
     assert refused.value.reason == er.ERROR_REASON_CALL_MISMATCH
     assert refused.value.facts["field"] != "traceparent"

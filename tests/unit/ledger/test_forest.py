@@ -7,8 +7,9 @@ import pytest
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_event_pb2
+from callforest_core.lineage.forest_view import CANDIDATES_SHOWN, ClaimFault
 from callforest_core.refusal import Refusal
-from callforest_mesh.ledger import core
+from callforest_mesh.ledger import commits, core, refusals
 from callforest_mesh.ledger.attempt import AttemptKey, AttemptView, UnknownLogError
 from callforest_mesh.ledger.views import AttemptViews
 from tests.unit.ledger.calls import (
@@ -102,7 +103,10 @@ def test_an_ambiguity_is_refused_before_anything_is_written(attempt: ForestAttem
     assert refused.reason == er.ERROR_REASON_AMBIGUOUS_HISTORY
     assert refused.message.endswith("Candidates: a, twin")
     assert facts(attempt.view) == before
-    assert core.find_predecessor(attempt.view, forest_asking(SECOND)) == decision.answer
+    assert refused.metadata == {"capture_key": KEY, "call_id": "b", "candidates": "a,twin"}
+    asked = core.find_predecessor(attempt.view, forest_asking(SECOND)).refused
+    assert (asked.reason, asked.message) == (refused.reason, refused.message)
+    assert asked.metadata == {"capture_key": KEY, "candidates": "a,twin"}, "no call, no name"
     echoed = [*FIRST, {**said("A"), "id": "msg_twin"}, user("two")]
     assert attempt.announce("b", echoed).continuation.parent_call_id == "twin"
 
@@ -117,6 +121,8 @@ def test_an_ambiguity_of_many_still_fits_its_message(attempt: ForestAttempt) -> 
     assert len(message) <= 1024
     named, _, more = message.partition("Candidates: ")[2].rpartition(" and ")
     assert more == f"{81 - len(named.split(', '))} more"
+    metadata = attempt.announce("b", SECOND).refused.metadata
+    assert len(metadata["candidates"].split(",")) == CANDIDATES_SHOWN == 16
 
 
 @pytest.mark.requirement("ADM-2")
@@ -124,7 +130,16 @@ def test_a_claim_that_does_not_hold_is_refused(attempt: ForestAttempt) -> None:
     assert attempt.announce("b", SECOND, claim="a").continuation.parent_call_id == "a"
     refused = attempt.announce("c", SECOND, claim="z").refused
     assert refused.reason == er.ERROR_REASON_HISTORY_CLAIM_REFUSED
-    assert " z " in refused.message
+    assert " z:" in refused.message
+    assert refused.metadata == {
+        "capture_key": KEY,
+        "call_id": "c",
+        "claimed_call_id": "z",
+        "fault": "not_this_call",
+    }
+    for fault in ClaimFault:
+        told = refusals.claim_refused(KEY, "c", claimed_call_id="z", fault=fault)
+        assert told.facts["fault"] == fault
     assert attempt.view.call("c") is None
 
 
@@ -157,6 +172,7 @@ def test_the_mode_is_the_attempts() -> None:
     ):
         decision = core.record_intent(view, asked)
         assert decision.answer.refused.reason == er.ERROR_REASON_MODE_MISMATCH
+        assert set(decision.answer.refused.metadata) == {"capture_key", "expected", "actual"}
         assert decision.events == ()
         assert core.find_predecessor(view, question) == decision.answer
 
@@ -183,20 +199,46 @@ def test_the_first_configuration_binds_the_attempt(
         made.configuration_digest = engine
         return made
 
-    attempt.apply(core.record_intent(attempt.view, asked("a", b"")))
+    first = ENGINE if mode == FOREST else b""
+    attempt.apply(core.record_intent(attempt.view, asked("a", first)))
     attempt.apply(core.record_intent(attempt.view, asked("b", ENGINE)))
     attempt.apply(core.record_intent(attempt.view, asked("c", ENGINE)))
     bound = [one.intent.configuration_digest for one in attempt.log[1:]]
-    assert bound == [b"", ENGINE, b""], "kept once"
+    assert bound == ([ENGINE, b"", b""] if first else [b"", ENGINE, b""]), "kept once"
     for view in (attempt.view, attempt.replayed()):
         refused = core.record_intent(view, asked("d", digest("other")))
         assert refused.answer.refused.reason == er.ERROR_REASON_CONFIGURATION_CHANGED
+        assert refused.answer.refused.metadata == {
+            "capture_key": KEY,
+            "expected": ENGINE.hex(),
+            "actual": digest("other").hex(),
+        }
         assert refused.events == ()
         assert core.record_intent(view, asked("d", ENGINE)).answer.HasField("root")
-        assert core.record_intent(view, asked("d", b"")).answer.HasField("root")
+    if mode == CHAIN:
+        assert core.record_intent(attempt.view, asked("d", b"")).answer.HasField("root")
     question = forest_asking(FIRST, engine=digest("other"))
     if mode == FOREST:
         assert core.find_predecessor(attempt.view, question) == refused.answer
+
+
+@pytest.mark.requirement("CAP-11")
+def test_every_call_of_forest_mode_says_which_engine_serves_it(attempt: ForestAttempt) -> None:
+    for asked in (
+        lambda: core.record_intent(attempt.view, forest_intent("b", SECOND, engine=b"")),
+        lambda: core.find_predecessor(attempt.view, forest_asking(SECOND, engine=b"")),
+    ):
+        with pytest.raises(Refusal) as caught:
+            asked()
+        assert caught.value.reason == er.ERROR_REASON_INVALID_MESSAGE
+        assert [path for path, _ in caught.value.violations] == ["configuration_digest"]
+    assert attempt.view.call("b") is None
+
+
+@pytest.mark.requirement("ADM-2")
+def test_an_item_that_cannot_be_read_makes_a_root_that_says_so(attempt: ForestAttempt) -> None:
+    verdict = attempt.announce("b", [*SECOND, {"role": "user", "content": "\ud800"}])
+    assert verdict.root.reason == capture_admission_pb2.ROOT_REASON_UNREADABLE_ITEM
 
 
 @pytest.mark.requirement("LED-13")
@@ -213,6 +255,9 @@ def test_a_root_that_the_worker_selected_is_taken_with_its_reason(attempt: Fores
     ("case", "field"),
     [
         ("no decision", "parent_call_id"),
+        ("no decision beside a root", "decision"),
+        ("no decision beside a continuation", "decision"),
+        ("splice without proof", "decision.proof"),
         ("no reason", "parent_call_id"),
         ("spliced root", "parent_call_id"),
         ("root that continues", "parent_call_id"),
@@ -226,11 +271,16 @@ def test_other_coordinates_are_refused_with_a_row(
     attempt: ForestAttempt, case: str, field: str
 ) -> None:
     root = forest_record("a")
-    admitted = FIRST if case == "spliced beside a root" else SECOND
+    admitted = FIRST if case.endswith("beside a root") else SECOND
     attempt.announce("b", admitted)
     parent = None if case in {"no decision", "no reason", "spliced root"} else root
     wrong = forest_record("b", SECOND, "B", parent=parent)
-    if case == "no decision":
+    if case == "no decision beside a root":
+        wrong = forest_record("b")
+        wrong.ClearField("decision")
+    elif case == "splice without proof":
+        wrong.decision.proof = b""
+    elif case.startswith("no decision"):
         wrong.ClearField("decision")
     elif case == "spliced root":
         wrong.decision.CopyFrom(decided(spliced=True))
@@ -245,7 +295,7 @@ def test_other_coordinates_are_refused_with_a_row(
         wrong.decision.CopyFrom(decided(spliced=True))
     elif case == "root beside a continuation":
         wrong.decision.CopyFrom(decided())
-    decision = core.commit_record(attempt.view, wrong)
+    decision = commits.commit_record(attempt.view, wrong)
     assert decision.refusal is not None
     assert decision.refusal.reason == er.ERROR_REASON_COORDINATES_MISMATCH
     assert decision.refusal.facts["field"] == field
@@ -261,7 +311,7 @@ def test_chain_mode_takes_no_root_for_a_continuation() -> None:
     attempt.admit("b", SECOND)
     fresh = record("b", SECOND, "B")
     fresh.decision.CopyFrom(decided(fresh="boundary_not_found"))
-    decision = core.commit_record(attempt.view, fresh)
+    decision = commits.commit_record(attempt.view, fresh)
     assert decision.refusal is not None
     assert decision.refusal.facts["field"] == "parent_call_id"
 
@@ -269,33 +319,33 @@ def test_chain_mode_takes_no_root_for_a_continuation() -> None:
 @pytest.mark.requirement("LED-9")
 def test_a_failure_beside_a_record_is_visible_and_unmakes_nothing(attempt: ForestAttempt) -> None:
     failed = failure("a", UNSTAGED)
-    decision = core.commit_failure(attempt.view, failed)
+    decision = commits.commit_failure(attempt.view, failed)
     assert decision.answer.kept_record
     assert decision.answer.revision == attempt.view.revision + 1
     attempt.apply(decision)
-    again = core.commit_failure(attempt.view, failed)
+    again = commits.commit_failure(attempt.view, failed)
     assert (again.events, again.answer.kept_record) == ((), True)
     shown = attempt.view.attempt(superseded=False)
     assert (shown.record_count, shown.failure_count) == (1, 1)
     assert attempt.log[-1].failure == failed
-    assert not core.commit_record(attempt.view, forest_record("a")).events, "a repeat"
+    assert not commits.commit_record(attempt.view, forest_record("a")).events, "a repeat"
     assert attempt.announce("b", SECOND).continuation.parent_call_id == "a"
     found = core.get_call(attempt.view, KEY, "a")
     assert (found.record, list(found.failures)) == (forest_record("a"), [failed])
     assert facts(attempt.replayed()) == facts(attempt.view)
     attempt.seal()
-    assert core.commit_failure(attempt.view, failed).answer.kept_record
+    assert commits.commit_failure(attempt.view, failed).answer.kept_record
     with pytest.raises(Refusal) as caught:
-        core.commit_failure(attempt.view, failure("a", "another"))
+        commits.commit_failure(attempt.view, failure("a", "another"))
     assert caught.value.reason == er.ERROR_REASON_ATTEMPT_SEALED
 
 
 @pytest.mark.requirement("LED-9")
 def test_failures_beside_a_record_have_a_limit(attempt: ForestAttempt) -> None:
-    for number in range(core.FAILURES_MAX):
+    for number in range(commits.FAILURES_MAX):
         attempt.fail(failure("a", f"reason_{number}"))
     with pytest.raises(Refusal) as caught:
-        core.commit_failure(attempt.view, failure("a", "one_more"))
+        commits.commit_failure(attempt.view, failure("a", "one_more"))
     assert caught.value.reason == er.ERROR_REASON_CALL_MISMATCH
 
 
@@ -303,10 +353,10 @@ def test_a_record_that_is_explained_otherwise_is_the_same(attempt: ForestAttempt
     told = forest_record("a")
     told.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     told.difference.CopyFrom(call_record_pb2.HistoryDifference(against_call_id="z", detail="tools"))
-    assert core.commit_record(attempt.view, told).events == ()
+    assert commits.commit_record(attempt.view, told).events == ()
     told.output.atom_count = 7
     with pytest.raises(Refusal) as caught:
-        core.commit_record(attempt.view, told)
+        commits.commit_record(attempt.view, told)
     assert caught.value.facts["field"] == "output.atom_count"
 
 

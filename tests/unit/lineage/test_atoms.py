@@ -80,6 +80,18 @@ def _reversed(value: object) -> object:
         ('{"a":NaN}', '{"a":null}', False),
         ('{"a":"\\ud800"}', '{"a":"\\udc00"}', False),
         ("no json", " no json ", True),
+        ("", "{}", True),
+        (" ", "{}", False),
+        ('{"a":-0}', '{"a":0}', True),
+        ('{"a":-0.0}', '{"a":0.0}', False),
+        ('{"a":"\t"}', '{"a":"\\t"}', False),
+        ('{"a":01}', '{"a":1}', False),
+        ('{"a":1,"\\u0061":1}', '{"a":1}', False),
+        ("\ufeff{}", "{}", False),
+        ("\u00a0{}", "{}", False),
+        ("[" * 128 + "]" * 128, " [" + "[" * 127 + "]" * 128, True),
+        ("[" * 129 + "]" * 129, " [" + " [" * 128 + "]" * 129, False),
+        ("[" + "[]," * 200 + "[]]", "[" + "[] ," * 200 + "[]]", True),
         ("[" * 400, "[" * 401, False),
         ("1" * 5000, "1" * 5001, False),
     ],
@@ -97,29 +109,30 @@ CONTENTS: dict[str, Sent] = {"null": {"content": None}, "empty": {"content": ""}
 @pytest.mark.requirement("ADM-2")
 @pytest.mark.parametrize("emitted", CONTENTS)
 @pytest.mark.parametrize("echoed", CONTENTS)
-def test_missing_text_is_spelt_beside_calls_and_said_without(emitted: str, echoed: str) -> None:
-    """Bug case B06: with calls all nine are equal in atoms, alone only what is the same."""
-    one, two = (answer(tool_calls=[call()], **CONTENTS[name]) for name in (emitted, echoed))
-    assert item_atoms(one).atoms == item_atoms(two).atoms
-    assert (item_atoms(one).spelling == item_atoms(two).spelling) == (emitted == echoed)
-    one, two = (answer(**CONTENTS[name]) for name in (emitted, echoed))
-    assert (item_atoms(one).atoms == item_atoms(two).atoms) == (emitted == echoed)
+def test_missing_text_is_spelt_and_is_no_atom_of_its_own(emitted: str, echoed: str) -> None:
+    """Bug case B06: all nine are equal in atoms, with calls and without."""
+    for more in ({"tool_calls": [call()]}, {}):
+        one, two = (answer(**more, **CONTENTS[name]) for name in (emitted, echoed))
+        assert read(one) == read(two)
+        assert (item_atoms(one).spelling == item_atoms(two).spelling) == (emitted == echoed)
 
 
 def test_spellings() -> None:
+    uses: Sent = {"type": "tool_use", "id": "c1", "name": "run", "input": {}}
     for content, spelling in (
         ({}, Spelling.ABSENT),
         ({"content": None}, Spelling.NULL),
         ({"content": ""}, Spelling.EMPTY),
         ({"content": []}, Spelling.EMPTY),
         ({"content": [{"type": "text", "text": ""}]}, Spelling.EMPTY),
-        ({"content": "text"}, None),
+        ({"content": [uses]}, Spelling.ABSENT),
+        ({"content": [{"type": "thinking", "thinking": "t"}, uses]}, Spelling.ABSENT),
     ):
         assert item_atoms(answer(tool_calls=[call()], **content)).spelling is spelling
-    uses = [{"type": "tool_use", "id": "c1", "name": "run", "input": {}}]
-    assert item_atoms(answer(content=uses)).spelling is Spelling.ABSENT
-    assert item_atoms(answer(content="plain")).spelling is None
-    assert item_atoms(answer(content=None)).spelling is None
+    assert item_atoms({"type": "function_call", "call_id": "c"}).spelling is Spelling.ABSENT
+    assert item_atoms({"type": "reasoning", "summary": []}).spelling is Spelling.ABSENT
+    for other in ({"role": "user", "content": ""}, {"role": "tool", "content": "r"}):
+        assert item_atoms(other).spelling is None
 
 
 @pytest.mark.requirement("ADM-2")
@@ -129,67 +142,103 @@ def test_a_cleared_call_is_another_history() -> None:
     cleared = answer(content=None, tool_calls=None)
     result = {"role": "tool", "tool_call_id": "c1", "content": "done"}
     assert read(made, result) != read(cleared, result)
-    assert read(cleared) == [(AtomKind.ABSENT, ["null"])]
+    assert read(cleared) == [(AtomKind.ABSENT, [])]
 
 
-def test_bookkeeping_does_not_count_and_every_other_key_does() -> None:
+@pytest.mark.requirement("ADM-2")
+def test_an_answer_that_says_nothing_ends_with_that() -> None:
+    thought: Sent = {"type": "reasoning", "content": [{"text": "t"}]}
+    silent = [(AtomKind.REASONING, ["t"]), (AtomKind.ABSENT, [])]
+    user: Sent = {"role": "user", "content": "u"}
+    asked = (AtomKind.MESSAGE, ["user", "text", "u", ""])
+    assert read(thought, answer(content=None)) == silent
+    assert read(thought, user, answer(content="")) == [*silent, asked, (AtomKind.ABSENT, [])]
+    assert read(answer(content=""), answer(content="a")) == [(AtomKind.TEXT, ["text", "a"])]
+    assert read(answer(content="a"), answer(content="")) == [(AtomKind.TEXT, ["text", "a"])]
+    assert read(answer(reasoning="t", content="a")) == [silent[0], (AtomKind.TEXT, ["text", "a"])]
+    assert read({"type": "reasoning", "summary": []}) == [(AtomKind.ABSENT, [])]
+
+
+@pytest.mark.requirement("ADM-2")
+def test_what_an_sdk_adds_to_an_answer_does_not_count() -> None:
     plain = answer(content="a")
     kept = answer(
-        content="a", id="msg_1", status="completed", tool_calls=[], audio=None, refusal=None,
-        function_call=None, annotations=[{"x": 1}], phase="final", type="message",
+        content="a", id="msg_1", status="completed", tool_calls=[], audio={"id": "x"},
+        function_call=None, annotations=[{"x": 1}], phase="final", type="message", index=0,
+        provider_specific_fields={"x": 1}, finish_reason="stop", refusal=None,
     )  # fmt: skip
     assert read(kept) == read(plain)
-    assert read(answer(content="a", name="n"))[1] == (AtomKind.REMAINDER, ['{"name":"n"}'])
-    assert read(answer(content=None, prefix=False)) != read(answer(content=None))
+    part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": [1]}
+    assert read(answer(content=[part])) == read(plain)
+    assert read(answer(tool_calls=[call(index=0)])) == read(answer(tool_calls=[call()]))
+    assert read(answer(content="a", name="n"))[0] == (AtomKind.NAME, ["n"])
+    assert read(answer(content="a", name="")) == read(plain)
+
+
+@pytest.mark.requirement("ADM-2")
+def test_every_other_key_of_what_is_not_the_models_counts() -> None:
     assert read({"role": "user", "content": "a", "name": "n"}) == [
         (AtomKind.MESSAGE, ["user", "text", "a", '{"name":"n"}'])
     ]
-    assert read(answer(tool_calls=[call(index=0)])) != read(answer(tool_calls=[call()]))
-    assert read(answer(tool_calls=[call(custom={"x": 1})])) != read(answer(tool_calls=[call()]))
-    marked = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    assert read({"role": "user", "content": "a", "name": "", "id": "x", "status": "s"}) == read(
+        {"role": "user", "content": "a"}
+    )
+    result = {"type": "function_call_output", "call_id": "c", "output": "r"}
+    assert read({**result, "is_error": True}) != read(result)
+
+
+def test_marks_for_caches_do_not_count_at_any_depth() -> None:
+    mark = {"type": "ephemeral"}
+    marked = {"type": "text", "text": "a", "cache_control": mark}
     assert read({"role": "user", "content": [marked]}) == read({"role": "user", "content": "a"})
+    for role in ("user", "tool", "assistant"):
+        plain: Sent = {"type": "image", "source": {"data": "x"}}
+        deep: Sent = {"type": "image", "source": {"data": "x", "cache_control": mark}}
+        assert read({"role": role, "content": [deep]}) == read({"role": role, "content": [plain]})
+    extra: Sent = {"role": "user", "content": "a", "x": {"cache_control": mark}}
+    assert read(extra) == read({"role": "user", "content": "a"})
+    kept: Sent = {"role": "user", "content": "a", "x": [{"cache_control": mark}]}
+    assert read(kept) == [(AtomKind.MESSAGE, ["user", "text", "a", '{"x":[{}]}'])]
+    argument = {"cache_control": "mine"}
+    assert read(answer(tool_calls=[call(argument)])) != read(answer(tool_calls=[call({})]))
 
 
 def test_nothing_that_differs_is_written_alike() -> None:
-    block = {"type": "text", "text": "x", "name": "n"}
-    assert read(answer(content=[block])) != read(answer(content="x", name="n"))
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     text = json.dumps(image, separators=(",", ":"), sort_keys=True)
     assert read({"role": "user", "content": [image]}) != read({"role": "user", "content": text})
     for role in ("user", "tool"):
         for one, two in (
             (["a", "b"], "ab"),
-            ([{"text": "a", "x": 1}], ["a", {"type": "rest", "x": 1}]),
+            (["a", {"type": "x", "x": 1}], ["a", '{"type":"x","x":1}']),
         ):
             assert read({"role": role, "content": one}) != read({"role": role, "content": two})
-    results = (None, "null", "", [{"x": 1}], {"x": 1}, '[{"x":1}]', 5, "5")
+    inner = [{"type": "tool_result", "tool_use_id": "c"}]
+    results = (None, "null", "", [{"x": 1}], {"x": 1}, '[{"x":1}]', 5, "5", inner)
     seen = {tuple(atoms_of([{"role": "tool", "content": one}])) for one in results}
     assert len(seen) == len(results)
-    hidden = {"type": "reasoning", "encrypted_content": "x"}
-    shown = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]}
-    assert read(hidden) != read(shown)
 
 
 def test_reasoning_is_one_whatever_it_is_called() -> None:
-    expected = (AtomKind.REASONING, ["a\nb", ""])
+    expected = (AtomKind.REASONING, ["a\nb"])
     text = "a\nb"
     parts = [{"type": "summary_text", "text": one} for one in "ab"]
-    thinking = [{"type": "thinking", "thinking": text}, {"type": "text", "text": "c"}]
+    thinking = [{"type": "text", "text": "c"}, {"type": "thinking", "thinking": text}]
     for item in (
         answer(reasoning=text, content="c"),
         answer(reasoning_content=text, content="c"),
-        answer(reasoning=text, reasoning_content=text, content="c"),
+        answer(reasoning=text, reasoning_content="other", content="c"),
+        answer(reasoning="", reasoning_content=text, content="c"),
         answer(content=thinking),
-        {"type": "reasoning", "content": parts},
+        answer(content=[{"type": "redacted_thinking", "data": text}]),
+        {"type": "reasoning", "content": parts, "encrypted_content": "x"},
         {"type": "reasoning", "content": [], "summary": parts, "encrypted_content": None},
+        {"type": "reasoning", "summary": [], "encrypted_content": text},
     ):
         assert read(item)[0] == expected
-    assert read(answer(reasoning="a", reasoning_content="b", content="c")) != read(
-        answer(reasoning="a", content="c")
-    )
-    assert read({"type": "reasoning", "summary": []}) == []
-    redacted = [{"type": "redacted_thinking", "data": "x"}]
-    assert read(answer(content=redacted))[0] == (AtomKind.REASONING, ["", '{"data":"x"}'])
+    assert read(answer(content=[{"type": "thinking", "thinking": "", "signature": "s"}])) == [
+        (AtomKind.ABSENT, [])
+    ]
 
 
 def test_results_stand_before_the_message_that_brings_them() -> None:
@@ -205,6 +254,9 @@ def test_results_stand_before_the_message_that_brings_them() -> None:
 def test_a_refusal_is_a_text_of_its_own_type() -> None:
     block = {"type": "refusal", "refusal": "no"}
     assert read(answer(content=None, refusal="no")) == read(answer(content=[block]))
+    text = (AtomKind.TEXT, ["text", "a"])
+    refused = (AtomKind.TEXT, ["refusal", "no"])
+    assert read(answer(content=[block, {"type": "text", "text": "a"}])) == [text, refused]
     assert read(answer(content="no")) != read(answer(content=[block]))
 
 
@@ -224,6 +276,11 @@ def test_a_refusal_is_a_text_of_its_own_type() -> None:
         {"role": "user", "content": "a", "number": 2**64},
         answer(content=[{"type": "tool_result", "tool_use_id": "c"}]),
         answer(tool_calls="text"),
+        answer(content="a", name=5),
+        answer(content="a", reasoning=["t"]),
+        answer(content="a", refusal=True),
+        answer(tool_calls=[{"id": "c", "type": "custom", "custom": {"name": "n"}}]),
+        answer(tool_calls=[call("\ud800")]),
         answer(tool_calls=["text"]),
         answer(tool_calls=[call({"a": 2**64})]),
         answer(tool_calls=[call(), {"id": 5, "function": {}}]),
@@ -242,6 +299,7 @@ def test_the_short_way_gives_what_the_long_way_gives(role: str, text: str) -> No
     plain = plain_atom(item)
     if plain is not None:
         assert item_atoms(item).atoms == [plain]
+        assert (item_atoms(item).spelling is None) == (role != "assistant")
 
 
 def test_deep_arguments_are_compared_as_text() -> None:

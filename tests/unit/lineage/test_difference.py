@@ -42,6 +42,7 @@ CASES: dict[str, tuple[object, object, str]] = {
     "other argument": (said(None, '{"a":1}'), said(None, '{"a":2}'), "REWRITTEN_HISTORY"),
     "no arguments' JSON": (said(None, "a b"), said(None, "a c"), "REWRITTEN_HISTORY"),
     "other call id": (said(None, "{}", "c1"), said(None, "{}", "c2"), "REWRITTEN_HISTORY"),
+    "another name": ({"role": "user", "content": "a", "name": "n"}, user("a"), "EXTRA_KEYS"),
     "cleared call": (said(None, "{}"), said(None), "REWRITTEN_HISTORY"),
 }
 
@@ -65,9 +66,25 @@ def test_a_history_that_is_there_whole_does_not_differ() -> None:
     assert difference([], recorded) is None
 
 
+def test_reasoning_that_is_left_out_is_named() -> None:
+    def thought(text: str) -> dict[str, object]:
+        return {"role": "assistant", "content": text, "reasoning": f"about {text}"}
+
+    recorded = list(atoms_of([user("u"), thought("a"), user("v"), thought("b"), user("w")]))
+    sent = list(atoms_of([user("u"), said("a"), user("v"), said("b"), user("w"), said("c")]))
+    partly = list(atoms_of([user("u"), said("a"), user("v"), thought("b"), user("w")]))
+    other = list(atoms_of([user("u"), said("a"), user("v"), said("c"), user("w")]))
+    missing = (pb.DIFFERENCE_CLASS_REASONING_MISSING, 1)
+    assert difference(recorded, sent) == difference(recorded, partly) == missing
+    rewritten = (pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY, 1)
+    assert difference(recorded, other) == rewritten
+    assert difference(sent, recorded) == rewritten, "added, not left out"
+
+
 def test_changed_options_are_tools_or_template() -> None:
     tools = {"tools": [{"name": "run"}], "model": "m"}
-    assert option_difference(tools, {**tools, "tool_choice": None, "temperature": 1}) is None
+    assert option_difference(tools, {**tools, "tool_choice": "x", "temperature": 1}) is None
+    assert option_difference(tools, {**tools, "add_generation_prompt": True}) is None
     assert option_difference(tools, {"model": "m"}) == (pb.DIFFERENCE_CLASS_TOOL_SET, "tools")
     assert option_difference(tools, {**tools, "model": "n"}) == (
         pb.DIFFERENCE_CLASS_TEMPLATE,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from callforest_core.lineage.forest_view import (
     CANDIDATES_SHOWN,
     AmbiguousHistory,
+    ClaimFault,
     ClaimRefused,
     ForestMatch,
     ForestRoot,
@@ -21,7 +22,7 @@ from callforest_core.lineage.forest_view import (
     ForestView,
     RootReason,
 )
-from callforest_core.lineage.native_ids import call_ids_in
+from callforest_core.lineage.native_ids import call_ids_in, names_call
 from callforest_core.lineage.source import EMPTY_HISTORY, SourceProbe, source_render_digest
 from tests.unit.lineage.conftest import digest_of
 
@@ -38,7 +39,12 @@ def said(text: str, **more: object) -> dict[str, object]:
 
 
 def commit(
-    view: ForestView, call_id: str, asked: Items, answer: Items, render: bytes = RENDER
+    view: ForestView,
+    call_id: str,
+    asked: Items,
+    answer: Items,
+    render: bytes = RENDER,
+    response_id: str = "",
 ) -> None:
     history = EMPTY_HISTORY.extended(asked).extended(answer)
     view.append(
@@ -46,11 +52,18 @@ def commit(
         cum_len=history.atom_count,
         chain_hash=digest_of(call_id),
         summary=history.summary(render),
+        response_id=response_id,
     )
 
 
-def probe(asked: Items, claim: str | None = None, render: bytes = RENDER) -> SourceProbe:
-    return EMPTY_HISTORY.extended(asked).probe(render, claim)
+def probe(
+    asked: Sequence[object],
+    claim: str | None = None,
+    render: bytes = RENDER,
+    *,
+    whole: bool = False,
+) -> SourceProbe:
+    return EMPTY_HISTORY.extended(asked).probe(render, claim, claim_breaks_ties=whole)
 
 
 def parent(verdict: ForestVerdict) -> str:
@@ -82,6 +95,9 @@ def test_a_request_continues_the_call_that_its_last_answer_ends(view: ForestView
 @pytest.mark.requirement("ADM-2", "ADM-3")
 def test_what_is_not_known_is_a_root_with_its_reason(view: ForestView) -> None:
     assert view.resolve(probe(TASK)) == ForestRoot(RootReason.NO_MODEL_ITEMS)
+    for bad in ({"role": "user", "content": "\ud800"}, "text"):
+        asked = [*TASK, said("A"), bad, user("next")]
+        assert view.resolve(probe(asked)) == ForestRoot(RootReason.UNREADABLE_ITEM)
     never = [*TASK, said("Z"), user("next")]
     assert view.resolve(probe(never)) == ForestRoot(RootReason.HISTORY_NOT_RECORDED)
     further = [*TASK, said("A"), user("next"), said("Z"), user("more")]
@@ -136,7 +152,12 @@ def test_identical_siblings_are_told_apart_by_echoed_ids_or_not_at_all(view: For
     foreign = [*TASK, said("A", id="msg_of_another_system"), user("next")]
     assert view.resolve(probe(foreign)) == AmbiguousHistory(("a", "twin"), 2)
     both = [*TASK, said("A", id="msg_twin"), said("", id="msg_a"), user("next")]
-    assert isinstance(view.resolve(probe(both)), ForestRoot), "other atoms"
+    assert view.resolve(probe(both)) == AmbiguousHistory(("a", "twin"), 2)
+    for call_id, response_id in (("x", "resp_x"), ("y", "resp_y"), ("z", "resp_y")):
+        commit(view, call_id, TASK, [said("A")], response_id=response_id)
+    assert parent(view.resolve(probe([*TASK, said("A", id="resp_x"), user("next")]))) == "x"
+    shared = view.resolve(probe([*TASK, said("A", id="resp_y"), user("next")]))
+    assert shared == AmbiguousHistory(("y", "z"), 2)
 
 
 @pytest.mark.requirement("ADM-2")
@@ -165,17 +186,61 @@ def test_a_claim_is_checked_and_chooses_only_among_equals(view: ForestView) -> N
     asked = [*TASK, said("A"), user("next")]
     assert parent(view.resolve(probe(asked, "twin"))) == "twin"
     assert parent(view.resolve(probe(asked, "a"))) == "a"
-    for claim in ("other", "nobody"):
-        assert view.resolve(probe(asked, claim)) == ClaimRefused(claim)
-    refused: list[tuple[Items, bytes]] = [
-        (TASK, RENDER),
-        ([*TASK, said("Z"), user("next")], RENDER),
-        ([*TASK, said("A")], RENDER),
-        (asked, source_render_digest({"model": "n"})),
-        ([*TASK, said("A", id="msg_twin"), user("next")], RENDER),
+    changed = source_render_digest({"model": "n"})
+    refused: list[tuple[Sequence[object], str, bytes, ClaimFault]] = [
+        (asked, "other", RENDER, ClaimFault.NOT_THIS_CALL),
+        (asked, "nobody", RENDER, ClaimFault.NOT_THIS_CALL),
+        (TASK, "a", RENDER, ClaimFault.NO_BOUNDARY),
+        ([*asked, "unreadable"], "a", RENDER, ClaimFault.NO_BOUNDARY),
+        ([*TASK, said("Z"), user("next")], "a", RENDER, ClaimFault.NOT_THIS_CALL),
+        ([*TASK, said("A")], "a", RENDER, ClaimFault.NOT_OBSERVATIONS),
+        (asked, "a", changed, ClaimFault.RENDER_OPTIONS),
+        ([*TASK, said("A", id="msg_twin"), user("next")], "a", RENDER, ClaimFault.NOT_THIS_CALL),
     ]
-    for items, render in refused:
-        assert view.resolve(probe(items, "a", render)) == ClaimRefused("a")
+    for items, claim, render, fault in refused:
+        assert view.resolve(probe(items, claim, render)) == ClaimRefused(claim, fault)
+
+
+@pytest.mark.requirement("ADM-2")
+def test_a_claim_with_a_whole_history_only_breaks_ties(view: ForestView) -> None:
+    asked = [*TASK, said("A"), user("next")]
+    assert parent(view.resolve(probe(asked, "nobody", whole=True))) == "a"
+    commit(view, "twin", TASK, [said("A")])
+    assert parent(view.resolve(probe(asked, "twin", whole=True))) == "twin"
+    tie = AmbiguousHistory(("a", "twin"), 2)
+    assert view.resolve(probe(asked, "nobody", whole=True)) == tie
+    echoed = [*TASK, said("A", id="msg_twin"), user("next")]
+    assert parent(view.resolve(probe(echoed, "a", whole=True))) == "twin", "ids come first"
+    never = [*TASK, said("Z"), user("next")]
+    changed = source_render_digest({"model": "n"})
+    for items, render, reason in (
+        (TASK, RENDER, RootReason.NO_MODEL_ITEMS),
+        (never, RENDER, RootReason.HISTORY_NOT_RECORDED),
+        (asked, changed, RootReason.RENDER_OPTIONS_CHANGED),
+        (asked[:-1], RENDER, RootReason.NOT_OBSERVATIONS),
+    ):
+        found = view.resolve(probe(items, "a", render, whole=True))
+        assert isinstance(found, ForestRoot)
+        assert found.reason == reason
+
+
+@pytest.mark.requirement("ADM-2")
+def test_among_equals_the_same_spelling_is_preferred() -> None:
+    view = ForestView()
+    calls = {"role": "assistant", "tool_calls": [CALL]}
+    commit(view, "null", TASK, [{**calls, "content": None}])
+    commit(view, "empty", TASK, [{**calls, "content": ""}])
+
+    def resolved(echo: dict[str, object], claim: str | None = None) -> ForestVerdict:
+        return view.resolve(probe([*TASK, echo, RESULT], claim))
+
+    assert parent(resolved({**calls, "content": ""})) == "empty"
+    assert parent(resolved({**calls, "content": None})) == "null"
+    assert parent(resolved({**calls, "content": ""}, "null")) == "null", "the claim comes first"
+    assert parent(resolved({**calls, "content": "", "id": "msg_null"})) == "null", "ids, too"
+    assert resolved(calls) == AmbiguousHistory(("null", "empty"), 2)
+    commit(view, "again", TASK, [{**calls, "content": ""}])
+    assert resolved({**calls, "content": ""}) == AmbiguousHistory(("empty", "again"), 2)
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}
@@ -191,16 +256,13 @@ RESULT: dict[str, object] = {"role": "tool", "tool_call_id": "c1", "content": "d
 @pytest.mark.parametrize("emitted", CONTENTS)
 @pytest.mark.parametrize("echoed", CONTENTS)
 def test_an_equivalence_that_was_needed_is_stated(emitted: str, echoed: str) -> None:
-    """Bug case B06: beside a call all nine match, and say whether the renderer must prove it."""
-    view = ForestView()
-    calls = {"role": "assistant", "tool_calls": [CALL]}
-    commit(view, "a", TASK, [{**calls, **CONTENTS[emitted]}])
-    verdict = view.resolve(probe([*TASK, {**calls, **CONTENTS[echoed]}, RESULT]))
-    assert verdict == ForestMatch("a", 2, digest_of("a"), exact=emitted == echoed)
-    plain = ForestView()
-    commit(plain, "a", TASK, [{"role": "assistant", **CONTENTS[emitted]}])
-    alone = [*TASK, {"role": "assistant", **CONTENTS[echoed]}, user("next")]
-    assert isinstance(plain.resolve(probe(alone)), ForestMatch) == (emitted == echoed)
+    """Bug case B06: all nine match, and say whether the renderer must prove it."""
+    for more in ({"tool_calls": [CALL]}, {}):
+        view = ForestView()
+        commit(view, "a", TASK, [{"role": "assistant", **more, **CONTENTS[emitted]}])
+        asked = [*TASK, {"role": "assistant", **more, **CONTENTS[echoed]}, RESULT]
+        verdict = view.resolve(probe(asked))
+        assert verdict == ForestMatch("a", 2, digest_of("a"), exact=emitted == echoed)
 
 
 @pytest.mark.requirement("ADM-2")
@@ -254,15 +316,15 @@ class _Counted(UserDict[object, object]):
 @given(st.integers(1, 300), st.booleans())
 def test_a_verdict_costs_the_same_however_many_calls_there_are(count: int, known: bool) -> None:
     view = ForestView()
-    history: list[dict[str, object]] = []
+    history = EMPTY_HISTORY
     for number in range(count):
-        history.append(user(f"u{number}"))
-        commit(view, f"c{number}", history, [said(f"a{number}")])
-        history.append(said(f"a{number}"))
-    counted = _Counted(view._rows)
-    view._rows = counted  # type: ignore[assignment]  # it is asked in the one way that counts
+        history = history.extended([user(f"u{number}"), said(f"a{number}")])
+        name, summary = f"c{number}", history.summary(RENDER)
+        view.append(name, cum_len=number, chain_hash=digest_of(name), summary=summary)
+    counted = _Counted(view._groups)
+    view._groups = counted  # type: ignore[assignment]  # it is asked in the one way that counts
     tail = [] if known else [user("x"), said("never")]
-    verdict = view.resolve(probe([*history, *tail, user("next")]))
+    verdict = view.resolve(history.extended([*tail, user("next")]).probe(RENDER))
     assert isinstance(verdict, ForestMatch) == known
     assert counted.asked == (1 if known else 2)
 
@@ -277,9 +339,27 @@ def test_a_long_ambiguity_is_cut() -> None:
 
 
 def test_what_an_id_can_name() -> None:
-    assert call_ids_in(["msg_c1", "fc_c1_0", "chatcmpl-c1"]) == {"c1", "c1_0"}
-    assert call_ids_in(["resp_c1", "c1", "msg_", "chatcmpl-", ""]) == frozenset()
-    assert call_ids_in(["fc_a_b_12"]) == {"a_b_12", "a_b"}
-    assert call_ids_in(["fc_a_b_\u0661"]) == {"a_b_\u0661"}
+    assert {"c1", "c1_0"} < call_ids_in(["msg_c1", "fc_c1_0", "chatcmpl-c1"])
+    assert call_ids_in([""]) == frozenset()
     both = list(itertools.permutations(["rs_x", "rs_y"]))
     assert len({call_ids_in(one) for one in both}) == 1
+    for native_id, named in (
+        ("c1", True),
+        ("c1_7", True),
+        ("msg_c1", True),
+        ("rs_c1_0", True),
+        ("fc_c1_12", True),
+        ("chatcmpl-c1", True),
+        ("answer-1", True),
+        ("resp_c1", False),
+        ("msg_answer-1", False),
+        ("msg_fc_c1", False),
+        ("c1_", False),
+        ("c1_x", False),
+        ("c1_\u0661", False),
+        ("c12", False),
+    ):
+        assert names_call(native_id, "c1", "answer-1") is named, native_id
+    assert names_call("fc_a_b_12", "a_b", "")
+    assert names_call("fc_a_b_12", "a_b_12", "")
+    assert names_call("msg_x", "msg_x", ""), "a call's own id may look like a prefix"

@@ -42,9 +42,30 @@ def facts(history: SourceHistory) -> tuple[object, ...]:
 @pytest.mark.requirement("ADM-2")
 @given(CONVERSATIONS)
 def test_the_dialects_of_one_conversation_have_one_history(talk: Conversation) -> None:
+    """Spellings too, but of a silent answer: only Chat tells `""` beside reasoning."""
     chat = EMPTY_HISTORY.extended(talk.chat())
-    assert facts(EMPTY_HISTORY.extended(talk.responses())) == facts(chat)
-    assert facts(EMPTY_HISTORY.extended(talk.messages())) == facts(chat)
+    said = all(turn.answer or turn.calls for turn in talk.turns)
+    for items in (talk.responses(), talk.messages()):
+        other = EMPTY_HISTORY.extended(items)
+        assert (other.atom_count, other.source_digest) == (chat.atom_count, chat.source_digest)
+        assert other.observations_follow == chat.observations_follow
+        for one, two in zip(other.boundaries, chat.boundaries, strict=True):
+            assert (one.atom_count, one.source_digest) == (two.atom_count, two.source_digest)
+        if said:
+            assert facts(other) == facts(chat)
+
+
+@pytest.mark.requirement("ADM-2")
+@given(CONVERSATIONS, st.sampled_from(["chat", "responses", "messages"]))
+def test_a_history_is_chained_over_the_atoms(talk: Conversation, dialect: str) -> None:
+    items = getattr(talk, dialect)()
+    digest = hashlib.sha256(b"callforest-source-v2").digest()
+    atoms = list(atoms_of(items))
+    for atom in atoms:
+        piece = digest + len(atom).to_bytes(8, "big") + atom
+        digest = hashlib.sha256(b"callforest-source-v2" + piece).digest()
+    history = EMPTY_HISTORY.extended(items)
+    assert (history.atom_count, history.source_digest) == (len(atoms), digest)
 
 
 @pytest.mark.requirement("ADM-7")
@@ -105,7 +126,7 @@ def test_the_written_layout_is_what_is_hashed() -> None:
 
     source, spelling = b"callforest-source-v2", b"callforest-tool-content-v1"
     first = b"\1" + field(b"user") + field(b"text") + field(b"\xc3\xa9") + field(b"")
-    second = b"\4" + field(b"c1") + field(b"run") + field(b'{"a":1.0}') + field(b"")
+    second = b"\4" + field(b"c1") + field(b"run") + field(b'{"a":1.0}')
     arguments = '{ "a" : 1e0 }'
     call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": arguments}}
     history = EMPTY_HISTORY.extended(
@@ -141,13 +162,43 @@ def test_only_user_messages_and_tool_results_are_observations() -> None:
     assert follow({"role": "system", "content": "s"}, answer, user)
 
 
-def test_what_cannot_be_read_ends_a_history() -> None:
+@pytest.mark.requirement("ADM-2")
+def test_an_answer_spells_its_missing_text_once_and_by_its_first_item() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "run"}}
+    user = {"role": "user", "content": "u"}
+
+    def spelt(*items: object) -> bytes:
+        return EMPTY_HISTORY.extended([user, *items, user]).tool_content_digest
+
+    def chained(*spellings: int) -> bytes:
+        digest = hashlib.sha256(b"callforest-tool-content-v1").digest()
+        for one in spellings:
+            piece = digest + bytes([one])
+            digest = hashlib.sha256(b"callforest-tool-content-v1" + piece).digest()
+        return digest
+
+    null = {"role": "assistant", "content": None, "tool_calls": [call]}
+    empty = {"role": "assistant", "content": ""}
+    reasoned = {"type": "reasoning", "encrypted_content": "x"}
+    refused = {"role": "assistant", "content": None, "refusal": "no"}
+    assert spelt(null) == spelt(null, empty) == chained(2)
+    assert spelt(empty, null) == chained(3)
+    assert spelt(reasoned, null) == chained(1)
+    assert spelt(empty, user, reasoned, user, null) == chained(3, 1, 2)
+    assert spelt(refused) == spelt(null, refused) == spelt(reasoned, refused) == chained()
+
+
+@pytest.mark.requirement("ADM-2")
+def test_what_cannot_be_read_has_no_boundaries() -> None:
     start = EMPTY_HISTORY.extended([{"role": "user", "content": "u"}])
     for bad in ("text", {"content": "no role"}, {"role": "user", "content": "\ud800"}):
         history = start.extended([{"role": "assistant", "content": "a"}, bad])
         later = history.extended([{"role": "assistant", "content": "b"}])
         assert facts(later) == facts(history)
-        assert (history.atom_count, len(history.boundaries)) == (2, 1)
+        assert (history.atom_count, history.boundaries, history.native_ids) == (2, (), ())
+        probe = history.probe(RENDER)
+        assert (probe.has_unreadable_item, probe.boundaries) == (True, ())
+        assert not start.probe(RENDER).has_unreadable_item
         assert not later.observations_follow
         assert history.fault is not None
         with pytest.raises(UnreadableItemError):
@@ -192,15 +243,36 @@ def test_instructions_are_a_first_system_message() -> None:
 def test_an_output_is_its_answers_atoms_alone() -> None:
     answer = [{"role": "assistant", "content": "a"}]
     assert output_summary(answer).atom_count == 1
+    assert output_summary(answer).normalization_version == SOURCE_VERSION
+    silent = output_summary([{"role": "assistant", "content": None}])
+    assert silent == output_summary([{"role": "assistant", "content": ""}])
+    assert silent.atom_count == 1
     assert output_summary(answer).digest == EMPTY_HISTORY.extended(answer).source_digest
 
 
-def test_render_options_count_but_instructions_are_an_atom() -> None:
+UNCOUNTED = {"instructions", "tool_choice", "parallel_tool_calls"}
+DEFAULTS = {
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "continue_final_message": False,
+}
+
+
+@pytest.mark.requirement("ADM-2")
+def test_render_options_count_as_far_as_they_reach_the_template() -> None:
     options = {"model": "m", "tools": [{"name": "run"}]}
     digest = source_render_digest(options)
-    assert source_render_digest({**options, "instructions": "x", "temperature": 1}) == digest
-    for name in set(RENDER_OPTIONS) - {"instructions"}:
+    others = dict.fromkeys([*UNCOUNTED, "temperature"], "changed")
+    assert source_render_digest({**options, **others, **DEFAULTS}) == digest
+    assert source_render_digest({**options, "documents": [], "chat_template_kwargs": {}}) == digest
+    for name in set(RENDER_OPTIONS) - UNCOUNTED:
         assert source_render_digest({**options, name: "changed"}) != digest
-    text = json.dumps(dict.fromkeys(sorted(set(RENDER_OPTIONS) - {"instructions"})))
-    plain = hashlib.sha256(b"callforest-render-v2" + text.replace(" ", "").encode()).digest()
-    assert source_render_digest({}) == plain
+    for name, value in DEFAULTS.items():
+        assert source_render_digest({**options, name: not value}) != digest
+        assert source_render_digest({**options, name: int(value)}) != digest
+    plain = json.dumps(
+        {name: DEFAULTS.get(name) for name in sorted(set(RENDER_OPTIONS) - UNCOUNTED)},
+        separators=(",", ":"),
+    )
+    expected = hashlib.sha256(b"callforest-render-v2" + plain.encode()).digest()
+    assert source_render_digest({}) == expected
