@@ -144,6 +144,21 @@ class LedgerClient:
             traceparent=traceparent,
         )
 
+    async def record_withdrawal(
+        self,
+        withdrawal: attempt_pb2.CallWithdrawal,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.CommittedEntry:
+        """Settle a call that was definitely refused before it was generated."""
+        return await self._commits.send(
+            attempt_pb2.ManifestEntry(withdrawal=withdrawal),
+            tenant=self._tenant,
+            timeout_s=timeout_s or self._timeout_s,
+            traceparent=traceparent,
+        )
+
     async def close_admissions(self, capture_key: str) -> attempt_pb2.Attempt:
         """End new calls of an attempt."""
         request = pb.CloseAdmissionsRequest(tenant=self._tenant, capture_key=capture_key)

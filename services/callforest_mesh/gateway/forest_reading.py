@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from callforest.capture.v1 import capture_admission_pb2
+from callforest_client.source_codec import source_probe_to_proto
 from callforest_core.lineage.canonical_json import CanonicalJsonError
 from callforest_core.lineage.fingerprint import is_model_authored
 from callforest_core.lineage.items import Dialect, Item
-from callforest_core.lineage.replay import RENDER_OPTIONS
 from callforest_core.lineage.source import (
     EMPTY_HISTORY,
     SourceHistory,
+    effective_options,
     source_items,
     source_render_digest,
 )
@@ -242,8 +243,7 @@ def _options(fields: Item, chat: Item, body_digest: bytes) -> RenderOptions:
 
     Options without canonical form have a digest that no other request has.
     """
-    values = {name: chat[name] for name in RENDER_OPTIONS if chat.get(name) is not None}
-    values.pop("instructions", None)
+    values = effective_options(chat)
     instructions = fields.get("instructions")
     try:
         digest = source_render_digest(values)
@@ -257,27 +257,10 @@ def _options(fields: Item, chat: Item, body_digest: bytes) -> RenderOptions:
 def _probe(
     history: SourceHistory, options: RenderOptions, claim: Claim | None
 ) -> capture_admission_pb2.SourceProbe:
-    """Make the probe. With an item that has no normal form nothing is known of the history."""
-    probe = history.probe(options.digest)
-    unreadable = history.fault is not None
-    return capture_admission_pb2.SourceProbe(
-        normalization_version=probe.normalization_version,
-        atom_count=probe.atom_count,
-        boundaries=[
-            capture_admission_pb2.SourceBoundary(
-                atom_count=one.atom_count,
-                source_digest=one.source_digest,
-                tool_content_digest=one.tool_content_digest,
-            )
-            for one in ([] if unreadable else probe.boundaries)
-        ],
-        observations_follow=probe.observations_follow,
-        render_digest=probe.render_digest,
-        native_ids=probe.native_ids,
-        claimed_call_id=claim.call_id if claim else None,
-        claim_breaks_ties=claim is not None and claim.history_is_whole,
-        has_unreadable_item=unreadable,
-    )
+    if claim is None:
+        return source_probe_to_proto(history.probe(options.digest))
+    probe = history.probe(options.digest, claim.call_id, claim_breaks_ties=claim.history_is_whole)
+    return source_probe_to_proto(probe)
 
 
 def _completed(

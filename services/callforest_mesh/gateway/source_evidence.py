@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from callforest_core.lineage.difference import difference, option_difference
-
 from callforest.capture.v1 import (
     attempt_pb2,
     call_record_pb2,
     capture_admission_pb2,
-    replay_summary_pb2,
 )
+from callforest_client.source_codec import output_summary_to_proto, source_summary_to_proto
 from callforest_core.lineage.atoms import atoms_of
+from callforest_core.lineage.canonical_json import CanonicalJsonError
+from callforest_core.lineage.difference import difference, option_difference
 from callforest_core.lineage.fingerprint import UnreadableItemError
 from callforest_core.lineage.items import Dialect, Item
 from callforest_core.lineage.source import SourceHistory, output_summary
@@ -76,22 +76,8 @@ class SourceEvidence:
             output = output_summary(served.items)
         except UnreadableItemError:
             return  # such a call is never a predecessor
-        record.replay.CopyFrom(
-            replay_summary_pb2.ReplaySummary(
-                normalization_version=summary.normalization_version,
-                item_count=summary.atom_count,
-                source_digest=summary.source_digest,
-                render_digest=summary.render_digest,
-                tool_content_digest=summary.tool_content_digest,
-            )
-        )
-        record.output.CopyFrom(
-            call_record_pb2.OutputSummary(
-                atom_count=output.atom_count,
-                digest=output.digest,
-                normalization_version=summary.normalization_version,
-            )
-        )
+        record.replay.CopyFrom(source_summary_to_proto(summary))
+        record.output.CopyFrom(output_summary_to_proto(output))
 
     def explain(
         self, verdict: capture_admission_pb2.Verdict
@@ -166,9 +152,11 @@ class SourceEvidence:
         nearest = self.histories.get(self.capture_key, call_id)
         if nearest is None:
             return _unknown(call_id)
-        changed = option_difference(
-            json.loads(nearest.options.values), json.loads(self.options.values)
-        )
+        recorded, sent = (json.loads(one.values) for one in (nearest.options, self.options))
+        try:
+            changed = option_difference(recorded, sent)
+        except CanonicalJsonError:
+            changed = None  # an option without normal form, whose digest is like no other
         if changed is None:
             return _unknown(call_id)
         return call_record_pb2.HistoryDifference(
