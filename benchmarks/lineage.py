@@ -48,6 +48,7 @@ from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
 from callforest_mesh.gateway.json_body import parse_body
+from callforest_mesh.ledger import commits
 from callforest_mesh.ledger import core as ledger
 from callforest_mesh.ledger.attempt import AttemptView
 
@@ -139,7 +140,7 @@ class Rollout:
         served = core.read_response(json.dumps(completion).encode(), request)
         generated = self._generated(announced.answer, call_id)
         record = core.record_of(generated, request, served, NOW)
-        self._apply(ledger.commit_record(self.view, record))
+        self._apply(commits.commit_record(self.view, record))
         request.evidence.keep(call_id, served)
         said = json.loads(served.body)
         self.turns += said["output"] if self.dialect is Dialect.RESPONSES else [message]

@@ -62,7 +62,7 @@ class Rendering:
         prompt: the whole conversation with the generation prompt, shape [tokens].
         history: the conversation up to the last model turn, without generation prompt; None when
             the conversation has none.
-        spellings: the history with every answer that only calls tools spelling its missing text in
+        spellings: the history with every answer that has no text spelling that in
             one of the three ways; None where the renderer refuses. Read only where it is needed.
         is_token_list: the engine takes the prompt as tokens, without ranges that would have to
             move with a splice.

@@ -1,4 +1,4 @@
-"""The three ways to spell the missing text of an answer that only calls tools.
+"""The three ways to spell the missing text of an answer that has none, whether it calls or not.
 
 Harnesses echo it as they like: without `content`, as null, or as an empty text. Whether that makes
 a difference is the renderer's secret, so it is asked with each.
@@ -16,20 +16,20 @@ _SPELLINGS: Final = (_ABSENT, None, "")
 def spellings_of(messages: Sequence[Mapping[str, object]]) -> list[list[Mapping[str, object]]]:
     """Give the conversation once with each spelling: absent, null, empty.
 
-    Every answer that only calls tools is spelled so; everything else stays as it is.
+    Every answer without text is spelled so; everything else stays as it is.
     """
     return [[_spelled(message, spelling) for message in messages] for spelling in _SPELLINGS]
 
 
 def _spelled(message: Mapping[str, object], spelling: object) -> Mapping[str, object]:
-    if not _only_calls_tools(message):
+    if not _has_no_text(message):
         return message
     others = {name: value for name, value in message.items() if name != "content"}
     return others if spelling is _ABSENT else {**others, "content": spelling}
 
 
-def _only_calls_tools(message: Mapping[str, object]) -> bool:
-    if message.get("role") != "assistant" or not message.get("tool_calls"):
+def _has_no_text(message: Mapping[str, object]) -> bool:
+    if message.get("role") != "assistant":
         return False
     content = message.get("content")
     if isinstance(content, list):

@@ -21,8 +21,11 @@ CALLS = [{"id": "c0"}]
     ],
     ids=str,
 )
-def test_an_answer_that_only_calls_is_spelt_in_three_ways(content: dict[str, object]) -> None:
-    answer = {"role": "assistant", "tool_calls": CALLS, "x": 1}
+@pytest.mark.parametrize("calls", [{"tool_calls": CALLS}, {"tool_calls": []}, {}], ids=str)
+def test_an_answer_without_text_is_spelt_in_three_ways(
+    calls: dict[str, object], content: dict[str, object]
+) -> None:
+    answer = {"role": "assistant", "x": 1, **calls}
     absent, null, empty = spellings_of([{**answer, **content}])
     assert absent == [answer]
     assert null == [{**answer, "content": None}]
@@ -34,9 +37,6 @@ def test_an_answer_that_only_calls_is_spelt_in_three_ways(content: dict[str, obj
     [
         {"role": "user", "content": ""},
         {"role": "user", "tool_calls": CALLS, "content": None},
-        {"role": "assistant", "content": None},
-        {"role": "assistant", "content": None, "tool_calls": None},
-        {"role": "assistant", "content": None, "tool_calls": []},
         {"role": "assistant", "content": "text", "tool_calls": CALLS},
         {"role": "assistant", "content": " ", "tool_calls": CALLS},
         {

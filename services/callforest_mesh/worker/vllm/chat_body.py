@@ -94,7 +94,7 @@ def history_body(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def spelled_bodies(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a request once with each spelling of the text that answers of tool calls alone lack.
+    """Return a request once with each spelling of the text that answers lack.
 
     Copies: the serving layer normalises messages in place.
     """
