@@ -27,6 +27,7 @@ from callforest_core.custody.call import (
 )
 from callforest_core.custody.digests import CONTINUATION_MODE, ROOT_MODE
 from callforest_core.custody.tokens import Logprobs, TokenIds
+from callforest_core.lineage.source import OutputSummary
 
 WORD_BYTES: Final = 4
 _IDS: Final = np.dtype("<u4")
@@ -199,6 +200,9 @@ def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:
         fingerprint_version=prints.version or NO_FINGERPRINT_VERSION,
         finish_reason=message.completion.finish_reason,
         status=_STATUS_NAMES.get(message.completion.status, ""),
+        output=OutputSummary(message.output.atom_count, message.output.digest)
+        if message.HasField("output")
+        else None,
     )
 
 
@@ -247,6 +251,9 @@ def call_record_to_proto(
         ),
         replay=replay,
     )
+    if record.output is not None:
+        message.output.atom_count = record.output.atom_count
+        message.output.digest = record.output.digest
     if record.admitted_at is not None:
         message.admit_time.CopyFrom(timestamp_of(record.admitted_at))
     if context is not None:

@@ -20,6 +20,7 @@ from callforest_core.custody.digests import (
     exact_call_digest,
 )
 from callforest_core.custody.tokens import Logprobs, TokenIds, WideTokenIds
+from callforest_core.lineage.source import OutputSummary
 
 NO_FINGERPRINT_VERSION: Final = 0
 
@@ -291,6 +292,7 @@ class CallRecord:
         finish_reason: why generation stopped, "" when unknown.
         status: completion status of the served response, "" when unknown.
         versions: layout versions of the digests.
+        output: what identifies the answer in a returned history, or None; of forest mode.
 
     """
 
@@ -314,6 +316,7 @@ class CallRecord:
     finish_reason: str = ""
     status: str = ""
     versions: FormatVersions = FORMAT_VERSIONS
+    output: OutputSummary | None = None
 
     @property
     def custody(self) -> Custody:
@@ -343,6 +346,7 @@ class CallRecord:
         fingerprint_version: int = NO_FINGERPRINT_VERSION,
         finish_reason: str = "",
         status: str = "",
+        output: OutputSummary | None = None,
     ) -> CallRecord:
         """Make the ledger row of a staged call that was served as `response_id`."""
         identity = staged.identity
@@ -367,6 +371,7 @@ class CallRecord:
             finish_reason,
             status,
             staged.versions,
+            output,
         )
 
 
