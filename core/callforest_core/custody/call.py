@@ -292,8 +292,7 @@ class CallRecord:
         finish_reason: why generation stopped, "" when unknown.
         status: completion status of the served response, "" when unknown.
         versions: layout versions of the digests.
-        output: what identifies the answer in a returned history, or None; of forest mode.
-
+        output: identifies the answer in a returned history, of forest mode, or None.
     """
 
     call_id: str
@@ -346,7 +345,6 @@ class CallRecord:
         fingerprint_version: int = NO_FINGERPRINT_VERSION,
         finish_reason: str = "",
         status: str = "",
-        output: OutputSummary | None = None,
     ) -> CallRecord:
         """Make the ledger row of a staged call that was served as `response_id`."""
         identity = staged.identity
@@ -371,7 +369,6 @@ class CallRecord:
             finish_reason,
             status,
             staged.versions,
-            output,
         )
 
 

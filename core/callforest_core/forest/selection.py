@@ -94,11 +94,11 @@ class Selection:
     policy: str
     left_out: CallReason
 
-    def reason_of(self, call_id: str, *, masked: bool) -> CallReason:
-        """Say why a call of the attempt trains or does not."""
-        if call_id not in self.call_ids:
-            return self.left_out
-        return CallReason.MASKED if masked else CallReason.SELECTED
+    def reasons_of(self, call_ids: Iterable[str], *, masked: bool) -> list[CallReason]:
+        """Say of each call of the attempt why it trains or does not."""
+        chosen = frozenset(self.call_ids)
+        inside = CallReason.MASKED if masked else CallReason.SELECTED
+        return [inside if call_id in chosen else self.left_out for call_id in call_ids]
 
 
 def in_intent_order(records: Iterable[CallRecord]) -> list[CallRecord]:

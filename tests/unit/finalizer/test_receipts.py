@@ -6,7 +6,7 @@ import math
 import pytest
 
 from callforest.capture.v1 import receipt_pb2
-from callforest_mesh.finalizer.receipts import receipt_digest
+from callforest_core.forest.receipts import receipt_digest
 
 FULL = receipt_pb2.Receipt(
     group_id="g1",

@@ -162,9 +162,8 @@ def test_intent_order_does_not_depend_on_who_finished_first() -> None:
 
 def test_a_selection_says_why_of_every_call() -> None:
     selection = Selection(("a",), "a", "all_captured", CallReason.LEAF_NOT_COMPLETED)
-    assert selection.reason_of("a", masked=False) == "selected"
-    assert selection.reason_of("a", masked=True) == "masked"
-    assert selection.reason_of("b", masked=False) == "leaf_not_completed"
+    assert selection.reasons_of("ab", masked=False) == ["selected", "leaf_not_completed"]
+    assert selection.reasons_of("ab", masked=True) == ["masked", "leaf_not_completed"]
 
 
 def witnesses(
