@@ -56,10 +56,16 @@ class LedgerClient:
         self._intents = ItemStream(RECORD_INTENTS, self._stub.RecordIntents)
         self._commits = ItemStream(COMMIT_CALLS, self._stub.CommitCalls)
 
-    async def open_attempt(self, rollout_id: str, *, request_id: str) -> attempt_pb2.Attempt:
+    async def open_attempt(
+        self,
+        rollout_id: str,
+        *,
+        request_id: str,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
+    ) -> attempt_pb2.Attempt:
         """Open the next attempt of a rollout; the one before is sealed."""
         request = pb.OpenAttemptRequest(
-            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id
+            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id, mode=mode
         )
         response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
         return response.attempt
@@ -80,14 +86,33 @@ class LedgerClient:
         )
 
     async def find_predecessor(
-        self, capture_key: str, chain: capture_admission_pb2.ChainProbe
+        self,
+        capture_key: str,
+        probe: capture_admission_pb2.ChainProbe | capture_admission_pb2.SourceProbe,
+        *,
+        configuration_digest: bytes = b"",
     ) -> capture_admission_pb2.Verdict:
-        """Learn what a request would continue; record nothing."""
+        """Learn what a request would continue; record nothing.
+
+        Args:
+            capture_key: names the attempt.
+            probe: of the attempt's mode.
+            configuration_digest: the engine's, 32 bytes, or empty when it is not known.
+        """
         request = pb.FindPredecessorRequest(
-            tenant=self._tenant, capture_key=capture_key, chain=chain
+            tenant=self._tenant,
+            capture_key=capture_key,
+            chain=probe if isinstance(probe, capture_admission_pb2.ChainProbe) else None,
+            source=probe if isinstance(probe, capture_admission_pb2.SourceProbe) else None,
+            configuration_digest=configuration_digest,
         )
         response = await unary.call(self._stub.FindPredecessor, request, timeout_s=self._timeout_s)
         return response.verdict
+
+    async def get_call(self, capture_key: str, call_id: str) -> pb.GetCallResponse:
+        """Read all that the ledger has of one call."""
+        request = pb.GetCallRequest(tenant=self._tenant, capture_key=capture_key, call_id=call_id)
+        return await unary.call(self._stub.GetCall, request, timeout_s=self._timeout_s)
 
     async def record(
         self,

@@ -6,15 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_client.codec import call_record_from_proto
+from callforest_client.source_codec import source_summary_from_proto
 from callforest_core.lineage.chain import ChainView, ContextWitness
 from callforest_core.lineage.fingerprint import NO_FINGERPRINT
+from callforest_core.lineage.forest_view import ForestView
 
 OPEN: Final = attempt_pb2.ATTEMPT_STATE_OPEN
 CLOSED: Final = attempt_pb2.ATTEMPT_STATE_CLOSED
 SEALED: Final = attempt_pb2.ATTEMPT_STATE_SEALED
+CHAIN: Final = attempt_pb2.CAPTURE_MODE_CHAIN
+FOREST: Final = attempt_pb2.CAPTURE_MODE_FOREST
 _NO_CONTEXT: Final = ContextWitness(NO_FINGERPRINT, 0, b"")
 
 
@@ -25,6 +31,10 @@ class LogError(ValueError):
         super().__init__(f"event {revision}: {fact}")
         self.revision = revision
         self.fact = fact
+
+
+class UnknownLogError(LogError):
+    """Events of a kind, or contents, that this release does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +78,14 @@ class AdmittedCall:
         body_digest: of the request body, from the intent.
         verdict: the serialized Verdict.
         record: the serialized CallRecord, or None.
-        failure_reasons: of its failure rows, in order.
+        failures: its serialized failure rows, in order.
+        failure_reasons: theirs.
     """
 
     body_digest: bytes
     verdict: bytes
     record: bytes | None = None
+    failures: tuple[bytes, ...] = ()
     failure_reasons: tuple[str, ...] = ()
 
     def read_verdict(self) -> capture_admission_pb2.Verdict:
@@ -84,19 +96,31 @@ class AdmittedCall:
         """Give the committed record, or None."""
         return None if self.record is None else call_record_pb2.CallRecord.FromString(self.record)
 
+    def read_failures(self) -> list[attempt_pb2.CallFailure]:
+        """Give the failure rows, in order."""
+        return [attempt_pb2.CallFailure.FromString(row) for row in self.failures]
+
 
 class AttemptView:
     """The state of one attempt. Applying an event costs the same however many came before.
 
     Args:
         opened: the first event of the log.
+
+    Attributes:
+        mode: how calls are found, CHAIN or FOREST.
+        forest: the committed calls by their histories; None in chain mode.
+        configuration_digest: the engine's, that the first intent with one bound; else b"".
     """
 
     __slots__ = (
         "_calls",
         "_chain",
         "_pending",
+        "configuration_digest",
         "failure_count",
+        "forest",
+        "mode",
         "opened",
         "record_count",
         "revision",
@@ -104,7 +128,12 @@ class AttemptView:
     )
 
     def __init__(self, opened: ledger_event_pb2.AttemptOpened) -> None:
+        if opened.mode not in {attempt_pb2.CAPTURE_MODE_UNSPECIFIED, CHAIN, FOREST}:
+            raise UnknownLogError(1, f"capture mode {opened.mode}")
         self.opened = opened
+        self.mode = FOREST if opened.mode == FOREST else CHAIN
+        self.forest = ForestView() if self.mode == FOREST else None
+        self.configuration_digest = b""
         self.state: attempt_pb2.AttemptState.ValueType = OPEN
         self.revision = 1
         self.record_count = 0
@@ -122,6 +151,8 @@ class AttemptView:
         """
         view: AttemptView | None = None
         for event in events:
+            if event.WhichOneof("event") == "record":
+                _refuse_early_form(0 if view is None else view.revision + 1, event.record)
             if view is not None:
                 view.apply(event)
             elif event.WhichOneof("event") == "attempt_opened":
@@ -152,8 +183,10 @@ class AttemptView:
             self.state = SEALED
             if event.sealed.revision != revision:
                 raise LogError(revision, f"the seal names revision {event.sealed.revision}")
+        elif which is None:
+            raise UnknownLogError(revision, "an event of an unknown kind")
         else:
-            raise LogError(revision, f"unknown or misplaced event {which}")
+            raise LogError(revision, f"misplaced event {which}")
         self.revision = revision
 
     @property
@@ -200,6 +233,7 @@ class AttemptView:
             record_count=self.record_count,
             failure_count=self.failure_count,
             superseded=superseded,
+            mode=self.mode,
         )
 
     def _apply_intent(self, revision: int, intent: ledger_event_pb2.IntentRecorded) -> None:
@@ -208,6 +242,8 @@ class AttemptView:
         verdict = intent.verdict.SerializeToString()
         self._calls[intent.call_id] = AdmittedCall(intent.body_digest, verdict)
         self._pending[intent.call_id] = None
+        if intent.configuration_digest and not self.configuration_digest:
+            self.configuration_digest = intent.configuration_digest
 
     def _apply_record(self, revision: int, record: call_record_pb2.CallRecord) -> None:
         call_id = record.coords.call_id
@@ -215,15 +251,18 @@ class AttemptView:
         if call is None or call.record is not None or call.failure_reasons:
             raise LogError(revision, f"call {call_id} cannot have a record here")
         self._chain.append_record(call_record_from_proto(record), _witness(record))
+        if self.forest is not None:
+            _append_history(self.forest, record)
         call.record = record.SerializeToString()
         self._pending.pop(call_id, None)
         self.record_count += 1
 
     def _apply_failure(self, revision: int, failure: attempt_pb2.CallFailure) -> None:
         call = self._calls.get(failure.call_id)
-        if call is None or call.record is not None:
+        if call is None or (call.record is not None and self.forest is None):
             raise LogError(revision, f"call {failure.call_id} cannot have a failure here")
         self._chain.append_failure(failure.call_id, failure.reason)
+        call.failures = (*call.failures, failure.SerializeToString())
         call.failure_reasons = (*call.failure_reasons, failure.reason)
         self._pending.pop(failure.call_id, None)
         self.failure_count += 1
@@ -235,3 +274,25 @@ def _witness(record: call_record_pb2.CallRecord) -> ContextWitness:
         return _NO_CONTEXT
     prints = record.fingerprints
     return ContextWitness(prints.continuation, prints.context_item_count, prints.context_digest)
+
+
+def _append_history(forest: ForestView, record: call_record_pb2.CallRecord) -> None:
+    """Let a record be found by its history; one without a summary is never continued."""
+    summary = source_summary_from_proto(record.replay)
+    if summary is not None:
+        coords = record.coords
+        forest.append(
+            coords.call_id,
+            cum_len=coords.prev_token_count + coords.delta_token_count,
+            chain_hash=coords.chain_hash,
+            summary=summary,
+        )
+
+
+def _refuse_early_form(revision: int, record: call_record_pb2.CallRecord) -> None:
+    """Refuse a record that keeps more of its request than a summary (LED-10).
+
+    Early v3 ledgers kept the items; read past them, such a record would look like one of ours.
+    """
+    if record.HasField("replay") and len(UnknownFieldSet(record.replay)):
+        raise UnknownLogError(revision, "a record that keeps replay items")

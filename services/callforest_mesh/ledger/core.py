@@ -18,27 +18,23 @@ from callforest.capture.v1 import (
     attempt_pb2,
     call_record_pb2,
     capture_admission_pb2,
-    commit_coords_pb2,
 )
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
-from callforest_core.lineage.chain import (
-    ChainProbe,
-    Match,
-    Root,
-    Unresolved,
-    UnresolvedReason,
-    Verdict,
-)
-from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import OPEN, SEALED, AdmittedCall, AttemptView
+from callforest_mesh.ledger.attempt import (
+    CHAIN,
+    FOREST,
+    OPEN,
+    SEALED,
+    AdmittedCall,
+    AttemptView,
+)
+from callforest_mesh.ledger.verdicts import DETAIL_MAX, UNRESOLVED_PARENT, judge, mode_name
 
 AnswerT = TypeVar("AnswerT")
 
-UNRESOLVED_PARENT: Final = "unresolved_parent"
-"""Failure reason of a call without a predecessor, or with more than one."""
 INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
 """Failure reason of a call whose coordinates do not fit its admission."""
 CALLS_MAX: Final = 16_384
@@ -48,7 +44,9 @@ PENDING_MAX: Final = 4096
 FAILURES_MAX: Final = 8
 """Most failure rows of one call; it is poisoned with the first."""
 FIRST_EPOCH: Final = 1
-_DETAIL_MAX: Final = 1024
+ROOT_INPUT: Final = capture_admission_pb2.CAPTURE_INPUT_ROOT
+SPLICED_INPUT: Final = capture_admission_pb2.CAPTURE_INPUT_SPLICED
+_FOR_PEOPLE: Final = ("traceparent", "difference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,11 @@ def capture_key_of(rollout_id: str, attempt_number: int) -> str:
 
 
 def opened_event(
-    tenant: str, rollout_id: str, attempt_number: int, request_id: str
+    tenant: str,
+    rollout_id: str,
+    attempt_number: int,
+    request_id: str,
+    mode: attempt_pb2.CaptureMode.ValueType = CHAIN,
 ) -> ledger_event_pb2.LedgerEvent:
     """Make the first event of an attempt's log."""
     opened = ledger_event_pb2.AttemptOpened(
@@ -82,6 +84,8 @@ def opened_event(
         capture_key=capture_key_of(rollout_id, attempt_number),
         epoch=FIRST_EPOCH,
         request_id=request_id,
+        # Chain mode is what a log without a mode is in.
+        mode=FOREST if mode == FOREST else attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
     )
     return ledger_event_pb2.LedgerEvent(attempt_opened=opened)
 
@@ -109,12 +113,15 @@ def record_intent(
         return Decision(_closed())
     if view.pending_count >= PENDING_MAX:
         raise refusals.pending_limit(PENDING_MAX)
-    verdict = judge(view, intent.chain)
+    verdict = judge(view, intent)
+    if verdict.WhichOneof("verdict") == "refused":
+        return Decision(verdict)
     recorded = ledger_event_pb2.IntentRecorded(
         call_id=intent.call_id,
         body_digest=intent.body_digest,
         admit_time=intent.admit_time,
         verdict=verdict,
+        configuration_digest=b"" if view.configuration_digest else intent.configuration_digest,
     )
     announced = ledger_event_pb2.LedgerEvent(intent=recorded)
     if verdict.WhichOneof("verdict") != "uncaptured":
@@ -125,36 +132,47 @@ def record_intent(
 
 
 def find_predecessor(
-    view: AttemptView | None, capture_key: str, probe: capture_admission_pb2.ChainProbe
+    view: AttemptView | None, request: ledger_service_pb2.FindPredecessorRequest
 ) -> capture_admission_pb2.Verdict:
     """Give the verdict that record_intent would give now.
 
     Raises:
         Refusal: ATTEMPT_NOT_FOUND.
     """
-    known = require(view, capture_key)
+    known = require(view, request.capture_key)
     is_taking = known.state == OPEN and known.call_count < CALLS_MAX
-    return judge(known, probe) if is_taking else _closed()
+    return judge(known, request) if is_taking else _closed()
 
 
-def judge(
-    view: AttemptView, probe: capture_admission_pb2.ChainProbe
-) -> capture_admission_pb2.Verdict:
-    """Say whom a request continues; unresolved is never a root (ADM-1, P3)."""
-    found = _resolve(view, probe)
-    if isinstance(found, Root):
-        return capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
-    if isinstance(found, Match):
-        continuation = capture_admission_pb2.Continuation(
-            parent_call_id=found.parent_call_id,
-            prev_token_count=found.prev_len,
-            parent_chain_hash=found.chain_hash,
-        )
-        return capture_admission_pb2.Verdict(continuation=continuation)
-    uncaptured = capture_admission_pb2.Uncaptured(
-        reason=UNRESOLVED_PARENT, detail=_unresolved_detail(found)
+def get_call(
+    view: AttemptView | None, capture_key: str, call_id: str
+) -> ledger_service_pb2.GetCallResponse:
+    """Give all that the log says of a call.
+
+    Raises:
+        Refusal: ATTEMPT_NOT_FOUND; CALL_NOT_FOUND.
+    """
+    call = require(view, capture_key).call(call_id)
+    if call is None:
+        raise refusals.call_not_found(capture_key, call_id)
+    return ledger_service_pb2.GetCallResponse(
+        verdict=call.read_verdict(), record=call.read_record(), failures=call.read_failures()
     )
-    return capture_admission_pb2.Verdict(uncaptured=uncaptured)
+
+
+def hold_mode(
+    opened: attempt_pb2.Attempt, mode: attempt_pb2.CaptureMode.ValueType
+) -> attempt_pb2.Attempt:
+    """Give the attempt that a repeated request opened, if it asks for the same mode.
+
+    Raises:
+        Refusal: MODE_MISMATCH.
+    """
+    if opened.mode != mode:
+        raise refusals.mode_mismatch(
+            opened.capture_key, opened=mode_name(opened.mode), asked=mode_name(mode)
+        )
+    return opened
 
 
 def commit_record(
@@ -175,7 +193,7 @@ def commit_record(
     committed = None if call is None else call.read_record()
     if committed is not None and _is_same(committed, record):
         return Decision(_committed(known))
-    mismatch = None if call is None else _coordinates_mismatch(call, coords)
+    mismatch = None if call is None else _coordinates_mismatch(known, call, record)
     if call is not None and mismatch and INVALID_COORDINATES in call.failure_reasons:
         raise mismatch
     if known.state == SEALED:
@@ -183,7 +201,7 @@ def commit_record(
     if call is None:
         raise refusals.call_not_admitted(coords.capture_key, coords.call_id)
     if committed is not None:
-        field = _first_difference(committed, record)
+        field = _first_difference(_untold(committed), _untold(record))
         raise refusals.call_mismatch(coords.capture_key, coords.call_id, field)
     if call.failure_reasons:
         raise refusals.call_mismatch(coords.capture_key, coords.call_id, "failure")
@@ -196,7 +214,10 @@ def commit_record(
 def commit_failure(
     view: AttemptView | None, failure: attempt_pb2.CallFailure
 ) -> Decision[ledger_service_pb2.CommittedEntry]:
-    """Append a failure row; a committed record stands and is not poisoned.
+    """Append a failure row; a committed record stands.
+
+    In chain mode nothing is wrong with a committed call. In forest mode the row is kept beside
+    the record: who selects what trains must know that the call's request went wrong (LED-9).
 
     Raises:
         Refusal: ATTEMPT_NOT_FOUND; ATTEMPT_SEALED; CALL_NOT_ADMITTED; CALL_MISMATCH, the call has
@@ -204,17 +225,19 @@ def commit_failure(
     """
     known = require(view, failure.capture_key)
     call = known.call(failure.call_id)
-    if call is not None and call.record is not None:
+    kept = call is not None and call.record is not None
+    if kept and known.mode == CHAIN:
         return Decision(_committed(known, kept_record=True))
     if call is not None and failure.reason in call.failure_reasons:
-        return Decision(_committed(known))
+        return Decision(_committed(known, kept_record=kept))
     if known.state == SEALED:
         raise refusals.attempt_sealed(failure.capture_key, failure.call_id)
     if call is None:
         raise refusals.call_not_admitted(failure.capture_key, failure.call_id)
     if len(call.failure_reasons) >= FAILURES_MAX:
         raise refusals.call_mismatch(failure.capture_key, failure.call_id, "reason")
-    return Decision(_committed(known, 1), (ledger_event_pb2.LedgerEvent(failure=failure),))
+    failed = ledger_event_pb2.LedgerEvent(failure=failure)
+    return Decision(_committed(known, 1, kept_record=kept), (failed,))
 
 
 def close(view: AttemptView | None, capture_key: str) -> Decision[None]:
@@ -263,41 +286,27 @@ def _closed() -> capture_admission_pb2.Verdict:
     )
 
 
-def _resolve(view: AttemptView, probe: capture_admission_pb2.ChainProbe) -> Verdict:
-    """Ask the chain; a probe under other fingerprint rules never matches."""
-    foreign = probe.fingerprint_version != FINGERPRINT_VERSION
-    if foreign and probe.assistant_fingerprint and view.chain.has_rows():
-        return Unresolved(UnresolvedReason.NO_MATCH, ())
-    return view.chain.resolve(
-        ChainProbe(probe.assistant_fingerprint, probe.context_digests, probe.item_count)
-    )
-
-
-def _unresolved_detail(found: Unresolved) -> str:
-    """Say why, and name the candidates as far as there is room."""
-    detail = str(found.reason)
-    for position, call_id in enumerate(found.candidates):
-        piece = f"{':' if position == 0 else ','} {call_id}"
-        rest = f" and {len(found.candidates) - position} more"
-        if len(detail) + len(piece) + len(rest) > _DETAIL_MAX:
-            return detail + rest
-        detail += piece
-    return detail
-
-
 def _coordinates_mismatch(
-    call: AdmittedCall, coords: commit_coords_pb2.CommitCoords
+    view: AttemptView, call: AdmittedCall, record: call_record_pb2.CallRecord
 ) -> Refusal | None:
-    """Hold coordinates against the root or the predecessor that was admitted, and its length."""
-    verdict = call.read_verdict()
+    """Hold coordinates against the root or the predecessor that was admitted, and its length.
+
+    In forest mode the worker may have made a root of a continuation, and says so (LED-13).
+    """
+    coords, verdict = record.coords, call.read_verdict()
+    decided = _decided_input(view, record)
     parent, length = "", 0
-    if verdict.WhichOneof("verdict") == "continuation":
+    is_fresh = decided == ROOT_INPUT and bool(record.decision.reason)
+    if verdict.WhichOneof("verdict") == "continuation" and not is_fresh:
         parent = verdict.continuation.parent_call_id
         length = verdict.continuation.prev_token_count
+    fitting = SPLICED_INPUT if parent else ROOT_INPUT
     if coords.parent_call_id != parent:
         field, admitted, stated = "parent_call_id", parent, coords.parent_call_id
     elif coords.prev_token_count != length:
         field, admitted, stated = "prev_token_count", str(length), str(coords.prev_token_count)
+    elif decided not in {None, fitting}:
+        field, admitted, stated = "decision.input", str(fitting), str(decided)
     else:
         return None
     return refusals.coordinates_mismatch(
@@ -309,14 +318,27 @@ def _coordinates_mismatch(
     )
 
 
+def _decided_input(
+    view: AttemptView, record: call_record_pb2.CallRecord
+) -> capture_admission_pb2.CaptureInput.ValueType | None:
+    """Give what the worker says that it fed the engine; None in chain mode, and if it is silent."""
+    if view.mode == CHAIN or not record.HasField("decision"):
+        return None
+    return record.decision.input
+
+
 def _is_same(known: call_record_pb2.CallRecord, sent: call_record_pb2.CallRecord) -> bool:
-    """Compare two records; a repeat may come within another trace."""
-    if known.traceparent != sent.traceparent:
-        untraced = call_record_pb2.CallRecord()
-        untraced.CopyFrom(sent)
-        untraced.traceparent = known.traceparent
-        return known == untraced
-    return known == sent
+    """Compare two records; a repeat may come within another trace, or be explained otherwise."""
+    return known == sent or _untold(known) == _untold(sent)
+
+
+def _untold(record: call_record_pb2.CallRecord) -> call_record_pb2.CallRecord:
+    """Give a record without what is for people alone."""
+    told = call_record_pb2.CallRecord()
+    told.CopyFrom(record)
+    for name in _FOR_PEOPLE:
+        told.ClearField(name)
+    return told
 
 
 def _first_difference(known: Message, sent: Message) -> str:
@@ -341,6 +363,6 @@ def _failure(
     capture_key: str, call_id: str, reason: str, detail: str
 ) -> ledger_event_pb2.LedgerEvent:
     failure = attempt_pb2.CallFailure(
-        capture_key=capture_key, call_id=call_id, reason=reason, detail=detail[:_DETAIL_MAX]
+        capture_key=capture_key, call_id=call_id, reason=reason, detail=detail[:DETAIL_MAX]
     )
     return ledger_event_pb2.LedgerEvent(failure=failure)

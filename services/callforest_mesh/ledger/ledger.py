@@ -14,7 +14,7 @@ from typing import Final, TypeVar, cast
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
 from callforest_mesh.ledger import core, refusals
-from callforest_mesh.ledger.attempt import SEALED, AttemptKey, AttemptSummary, AttemptView
+from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
 from callforest_mesh.ledger.core import Decision
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import LedgerStore, LogReader, LogWriter
@@ -98,19 +98,25 @@ class Ledger:
         self._writes: set[asyncio.Future[object]] = set()
 
     async def open_attempt(
-        self, tenant: str, rollout_id: str, request_id: str
+        self,
+        tenant: str,
+        rollout_id: str,
+        request_id: str,
+        mode: attempt_pb2.CaptureMode.ValueType = CHAIN,
     ) -> attempt_pb2.Attempt:
         """Open the next attempt of a rollout and seal the one before, in one transaction.
 
         A repeat of the request gets the answer of its first.
+
+        Raises:
+            Refusal: MODE_MISMATCH, a repeat asks for another mode.
         """
 
         def run(session: _Session) -> attempt_pb2.Attempt:
             known = session.log.attempt_opened_by(tenant, rollout_id, request_id)
             if known is not None:
-                return _first_answer(
-                    session.log, AttemptKey(tenant, core.capture_key_of(rollout_id, known))
-                )
+                key = AttemptKey(tenant, core.capture_key_of(rollout_id, known))
+                return core.hold_mode(_first_answer(session.log, key), mode)
             latest = session.log.latest_attempt(tenant, rollout_id)
             number = 0 if latest is None else latest + 1
             if latest is not None:
@@ -118,7 +124,7 @@ class Ledger:
                 view = session.view(before)
                 session.apply(before, view, core.seal(view, before.capture_key))
             attempt = AttemptKey(tenant, core.capture_key_of(rollout_id, number))
-            opened = core.opened_event(tenant, rollout_id, number, request_id)
+            opened = core.opened_event(tenant, rollout_id, number, request_id, mode)
             session.apply(attempt, None, Decision(None, (opened,)))
             return session.show(attempt)
 
@@ -132,13 +138,20 @@ class Ledger:
         return self._apply(attempt, lambda view: core.record_intent(view, intent))
 
     async def find_predecessor(
-        self, attempt: AttemptKey, probe: capture_admission_pb2.ChainProbe
+        self, request: ledger_service_pb2.FindPredecessorRequest
     ) -> capture_admission_pb2.Verdict:
         """Give the verdict that record_intent would give now."""
+        attempt = AttemptKey(request.tenant, request.capture_key)
         return await self._run(
-            lambda session: core.find_predecessor(
-                session.view(attempt), attempt.capture_key, probe
-            ),
+            lambda session: core.find_predecessor(session.view(attempt), request), _unchanged
+        )
+
+    async def get_call(
+        self, attempt: AttemptKey, call_id: str
+    ) -> ledger_service_pb2.GetCallResponse:
+        """Give all that the log says of a call."""
+        return await self._run(
+            lambda session: core.get_call(session.view(attempt), attempt.capture_key, call_id),
             _unchanged,
         )
 

@@ -81,6 +81,39 @@ def log_corrupt(key: str, fact: str) -> Refusal:
     )
 
 
+def log_unknown(key: str, fact: str) -> Refusal:
+    """Refuse an attempt whose events are another release's; nothing is migrated (LED-10)."""
+    return Refusal(
+        er.ERROR_REASON_STORE_CORRUPT,
+        f"the log of an attempt was written by another release ({fact}); this one reads capture"
+        " schema 3 with replay summaries, and migrates nothing. Use the release that wrote it, or"
+        " an empty store",
+        store="ledger",
+        key=key,
+    )
+
+
+def call_not_found(capture_key: str, call_id: str) -> Refusal:
+    """Refuse to show a call that was never announced."""
+    return Refusal(
+        er.ERROR_REASON_CALL_NOT_FOUND,
+        "no such call was announced",
+        capture_key=capture_key,
+        call_id=call_id,
+    )
+
+
+def mode_mismatch(capture_key: str, *, opened: str, asked: str) -> Refusal:
+    """Refuse a repeat that opens the same attempt in another mode."""
+    return Refusal(
+        er.ERROR_REASON_MODE_MISMATCH,
+        f"the attempt was opened in {opened} mode; open another one for {asked} mode",
+        capture_key=capture_key,
+        expected=opened,
+        actual=asked,
+    )
+
+
 def volatile_store(store: str) -> Refusal:
     """Refuse a store that can lose or evict rows (LED-4)."""
     return Refusal(

@@ -16,7 +16,7 @@ from callforest_mesh.chassis.call_attributes import entry_attributes, intent_att
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
-from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.attempt import CHAIN, FOREST, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
 
 _Request = TypeVar("_Request")
@@ -61,7 +61,7 @@ class LedgerServicer(rpc.LedgerServiceServicer):
     ) -> pb.OpenAttemptResponse:
         """Open the next attempt of a rollout."""
         attempt = await self._ledger.open_attempt(
-            request.tenant, request.rollout_id, request.request_id
+            request.tenant, request.rollout_id, request.request_id, _mode(request)
         )
         return pb.OpenAttemptResponse(attempt=attempt)
 
@@ -80,8 +80,15 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         context: _Unary[pb.FindPredecessorRequest, pb.FindPredecessorResponse],
     ) -> pb.FindPredecessorResponse:
         """Say what a request would continue."""
-        verdict = await self._ledger.find_predecessor(_key(request), request.chain)
-        return pb.FindPredecessorResponse(verdict=verdict)
+        return pb.FindPredecessorResponse(verdict=await self._ledger.find_predecessor(request))
+
+    async def GetCall(
+        self,
+        request: pb.GetCallRequest,
+        context: _Unary[pb.GetCallRequest, pb.GetCallResponse],
+    ) -> pb.GetCallResponse:
+        """Show one call."""
+        return await self._ledger.get_call(_key(request), request.call_id)
 
     async def CommitCalls(
         self,
@@ -155,7 +162,7 @@ class LedgerServicer(rpc.LedgerServiceServicer):
 
 
 _Keyed: TypeAlias = (
-    pb.FindPredecessorRequest
+    pb.GetCallRequest
     | pb.CloseAdmissionsRequest
     | pb.AwaitSettledRequest
     | pb.SealAttemptRequest
@@ -166,3 +173,12 @@ _Keyed: TypeAlias = (
 
 def _key(request: _Keyed) -> AttemptKey:
     return AttemptKey(request.tenant, request.capture_key)
+
+
+def _mode(request: pb.OpenAttemptRequest) -> attempt_pb2.CaptureMode.ValueType:
+    """Give the mode that is asked for; unspecified is chain mode, an unknown one is refused."""
+    if request.mode == attempt_pb2.CAPTURE_MODE_UNSPECIFIED:
+        return CHAIN
+    if request.mode not in {CHAIN, FOREST}:
+        raise malformed(request.DESCRIPTOR.full_name, f"mode: {request.mode} is not known")
+    return request.mode

@@ -13,10 +13,10 @@ from callforest.capture.v1 import (
     commit_coords_pb2,
     completion_pb2,
 )
-from callforest.ledger.v1 import ledger_event_pb2
+from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
 from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION, ConversationScan
 from callforest_mesh.ledger import core
-from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.attempt import CHAIN, AttemptView
 from callforest_mesh.ledger.core import Decision
 
 TENANT = "acme"
@@ -63,6 +63,15 @@ def intent(
     )
     made.admit_time.FromSeconds(1_700_000_000)
     return made
+
+
+def asking(
+    items: Items, *, key: str = KEY, version: int = FINGERPRINT_VERSION
+) -> ledger_service_pb2.FindPredecessorRequest:
+    """Make the question whom a request would continue."""
+    return ledger_service_pb2.FindPredecessorRequest(
+        tenant=TENANT, capture_key=key, chain=probe(items, version=version)
+    )
 
 
 def record(
@@ -122,8 +131,8 @@ def failure(
 class Attempt:
     """An attempt without a store: its log and the view that follows it."""
 
-    def __init__(self) -> None:
-        opened = core.opened_event(TENANT, KEY, 0, REQUEST_ID)
+    def __init__(self, mode: attempt_pb2.CaptureMode.ValueType = CHAIN) -> None:
+        opened = core.opened_event(TENANT, KEY, 0, REQUEST_ID, mode)
         self.log: list[ledger_event_pb2.LedgerEvent] = [opened]
         self.view = AttemptView(opened.attempt_opened)
 

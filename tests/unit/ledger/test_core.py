@@ -14,10 +14,10 @@ from tests.unit.ledger.calls import (
     SECOND,
     THIRD,
     Attempt,
+    asking,
     failure,
     intent,
     length,
-    probe,
     record,
     said,
     user,
@@ -93,11 +93,11 @@ def test_an_ambiguity_names_the_candidates_as_far_as_there_is_room(chain: Attemp
 @pytest.mark.requirement("LED-2")
 def test_finding_a_predecessor_announces_nothing(chain: Attempt) -> None:
     before = chain.view.revision
-    found = core.find_predecessor(chain.view, KEY, probe(SECOND))
+    found = core.find_predecessor(chain.view, asking(SECOND))
     assert found == core.record_intent(chain.view, intent("b", SECOND)).answer
     assert chain.view.revision == before
     chain.close()
-    assert core.find_predecessor(chain.view, KEY, probe(SECOND)).HasField("refused")
+    assert core.find_predecessor(chain.view, asking(SECOND)).HasField("refused")
 
 
 @pytest.mark.requirement("LED-1")
@@ -110,13 +110,13 @@ def test_a_record_without_fingerprints_has_no_children(attempt: Attempt) -> None
 
 
 def test_other_fingerprint_rules_never_match(attempt: Attempt) -> None:
-    newer = probe([said("x")], version=3)
+    newer = asking([said("x")], version=3)
     assert core.judge(attempt.view, newer).HasField("root"), "no rows: seeded"
     attempt.admit("a")
     attempt.commit(record("a", version=3))
-    assert core.judge(attempt.view, probe(SECOND)).HasField("uncaptured")
-    assert core.judge(attempt.view, probe(SECOND, version=3)).HasField("uncaptured")
-    assert core.judge(attempt.view, probe(FIRST, version=3)).HasField("root")
+    assert core.judge(attempt.view, asking(SECOND)).HasField("uncaptured")
+    assert core.judge(attempt.view, asking(SECOND, version=3)).HasField("uncaptured")
+    assert core.judge(attempt.view, asking(FIRST, version=3)).HasField("root")
 
 
 @pytest.mark.requirement("LED-13")
@@ -213,7 +213,7 @@ def test_an_attempt_takes_so_many_calls_and_no_more(
 ) -> None:
     monkeypatch.setattr(core, "CALLS_MAX", 1)
     assert core.record_intent(chain.view, intent("b")).answer.HasField("refused")
-    assert core.find_predecessor(chain.view, KEY, probe(SECOND)).HasField("refused")
+    assert core.find_predecessor(chain.view, asking(SECOND)).HasField("refused")
     assert core.record_intent(chain.view, intent("a")).answer.HasField("root"), "a repeat"
 
 
