@@ -18,6 +18,7 @@ from callforest.capture.v1 import (
     replay_summary_pb2,
     staged_call_pb2,
 )
+from callforest_client.source_codec import output_summary_from_proto, output_summary_to_proto
 from callforest_core.custody.call import (
     NO_FINGERPRINT_VERSION,
     CallIdentity,
@@ -27,7 +28,6 @@ from callforest_core.custody.call import (
 )
 from callforest_core.custody.digests import CONTINUATION_MODE, ROOT_MODE
 from callforest_core.custody.tokens import Logprobs, TokenIds
-from callforest_core.lineage.source import OutputSummary
 
 WORD_BYTES: Final = 4
 _IDS: Final = np.dtype("<u4")
@@ -200,9 +200,7 @@ def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:
         fingerprint_version=prints.version or NO_FINGERPRINT_VERSION,
         finish_reason=message.completion.finish_reason,
         status=_STATUS_NAMES.get(message.completion.status, ""),
-        output=OutputSummary(message.output.atom_count, message.output.digest)
-        if message.HasField("output")
-        else None,
+        output=output_summary_from_proto(message.output) if message.HasField("output") else None,
     )
 
 
@@ -252,8 +250,7 @@ def call_record_to_proto(
         replay=replay,
     )
     if record.output is not None:
-        message.output.atom_count = record.output.atom_count
-        message.output.digest = record.output.digest
+        message.output.CopyFrom(output_summary_to_proto(record.output))
     if record.admitted_at is not None:
         message.admit_time.CopyFrom(timestamp_of(record.admitted_at))
     if context is not None:

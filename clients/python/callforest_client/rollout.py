@@ -87,9 +87,21 @@ class RolloutOwner:
         self._replacements_left = replacement_budget
         self._replaced: set[str] = set()
 
-    async def open(self, rollout_id: str) -> OpenRollout:
-        """Open the next attempt of a rollout; the one before is sealed and never trains."""
-        attempt = await self._admission.open_attempt(rollout_id, request_id=str(uuid.uuid4()))
+    async def open(
+        self,
+        rollout_id: str,
+        *,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
+    ) -> OpenRollout:
+        """Open the next attempt of a rollout; the one before is sealed and never trains.
+
+        Args:
+            rollout_id: the logical rollout.
+            mode: how its calls are found and which of them train.
+        """
+        attempt = await self._admission.open_attempt(
+            rollout_id, request_id=str(uuid.uuid4()), mode=mode
+        )
         base_url = f"{self._gateway_url}/rollouts/{attempt.capture_key}/v1"
         return OpenRollout(rollout_id, attempt, base_url)
 

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, NoReturn, TypeAlias
 from callforest_core.custody.call import CallRecord
 from callforest_core.forest.history import Account, Passage, Reference, ShownItem
 from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
+from callforest_core.lineage.native_ids import call_ids_in
 from callforest_core.lineage.source import EMPTY_HISTORY
 
-_PREFIXES: Final = ("chatcmpl-", "rs_", "msg_", "fc_")
 _PERMUTED_MOST: Final = 6
 """Most items of an answer whose other orders are tried, to name what is wrong with it."""
 
@@ -56,15 +56,8 @@ class CapturedAnswers:
 
     def called(self, name: str) -> _Calls:
         """Give the calls that a native id may name; none for one that we did not give."""
-        found = set(self._by_response.get(name, ()))
-        for prefix in _PREFIXES:
-            if name.startswith(prefix):
-                stem = name.removeprefix(prefix)
-                head, _, number = stem.rpartition("_")
-                found.update({stem} & self.records.keys())
-                if number.isdecimal():
-                    found.update({head} & self.records.keys())
-        return frozenset(found)
+        made = call_ids_in([name]) & self.records.keys()
+        return self._by_response.get(name, frozenset()) | made
 
     def referred(self, reference: Reference) -> _Calls:
         """Give the calls that a reference names by all its names."""

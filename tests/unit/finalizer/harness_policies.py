@@ -8,13 +8,13 @@ NOT_A_FUNCTION = 7
 
 
 def last_root(records: list[CallRecord], result: dict[str, object]) -> object:
-    """Selects what the result names, scored as it says."""
+    """Selects what the result names; the last of it is scored. Ruins what it was given."""
     wanted = result["keep"]
     assert isinstance(wanted, list)
     kept = [one for name in wanted for one in records if one.call_id == name]
     records.clear()
     result.clear()
-    return kept, f"resp-{wanted[-1]}"
+    return kept, kept[-1].response_id
 
 
 def alters(records: list[CallRecord], result: object) -> object:
