@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -12,8 +13,9 @@ from callforest.capture.v1 import group_batch_pb2, selection_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import RefusedError
 from callforest_client.rollout import RolloutOwner
+from callforest_mesh.cli import main
 from callforest_mesh.finalizer.service import FinalizerService
-from tests.integration.finalizer_mesh import FinalizerMesh, Player, read_again, take
+from tests.integration.finalizer_mesh import TENANT, FinalizerMesh, Player, read_again, take
 from tests.integration.forest_mesh import ForestPlayer, chain, play
 from tests.integration.offline_rows import verify_offline
 from tests.unit.ledger.calls import failure
@@ -334,3 +336,32 @@ async def test_a_rollout_is_measured_once_however_often_it_is_asked_for(tmp_path
         assert counted == ["r0"]
     finally:
         await mesh.stop()
+
+
+@pytest.mark.requirement("SEC-3")
+async def test_exported_rows_verify_with_nothing_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mesh = FinalizerMesh(tmp_path, "socket")
+    await mesh.start()
+    file = tmp_path / "rows"
+    there = ["--set", f"tenant={TENANT}"]
+    there += ["--set", f"addresses.finalizer=unix:{tmp_path}/finalizer.sock"]
+    try:
+        player = ForestPlayer(mesh, "r0")
+        await play(player, ("a", None), ("b", "a"), ("c", "a"))
+        await player.finish("g", 0, result=player.result("a", "b", "c"))
+        absent = await asyncio.to_thread(main, ["export", "g", str(file), *there])
+        assert (absent, file.exists()) == (1, False), "it was not published yet"
+        await mesh.finalizer.finalize_group("g", 1)
+        assert await asyncio.to_thread(main, ["export", "g", str(file), *there]) == 0
+    finally:
+        await mesh.stop()
+    assert await asyncio.to_thread(main, ["verify", str(file)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == "intact: 2 rows of 1 rollouts of group g, 9 tokens with loss"
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    assert await asyncio.to_thread(main, ["verify", str(file)]) == 1
+    assert capsys.readouterr().out.startswith("broken: ")

@@ -73,7 +73,9 @@ class Receipt(_message.Message):
     terminal_call_id: _builtins.str
     """terminal_call_id names the scored call, when one was attributed."""
     terminal_selection: _builtins.str
-    """terminal_selection is the stage that attributed it: declared, response_id, content or heuristic."""
+    """terminal_selection is who attributed it: declared, response_id, content or heuristic; explicit for a
+    selection of the request, policy for a custom policy.
+    """
     terminal_trail: _builtins.str
     """terminal_trail lists what each stage found."""
     truncated: _builtins.bool

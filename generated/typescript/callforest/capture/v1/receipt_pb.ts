@@ -98,7 +98,8 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
   terminalCallId?: string | undefined;
 
   /**
-   * terminal_selection is the stage that attributed it: declared, response_id, content or heuristic.
+   * terminal_selection is who attributed it: declared, response_id, content or heuristic; explicit for a
+   * selection of the request, policy for a custom policy.
    *
    * @generated from field: string terminal_selection = 12;
    */
