@@ -146,9 +146,9 @@ def test_what_is_lost_added_or_moved_is_refused() -> None:
             verified(exported(batch))
         assert caught.value.fault in {"segments_missing", "slots_missing"}
     batch.CopyFrom(group())
-    first, second = (batch.segments[place].canonical for place in (1, 2))
-    ids = first.token_ids
-    first.token_ids, second.token_ids = second.token_ids[: len(ids)].ljust(len(ids), b"\0"), ids
+    first, second = (batch.segments[place].canonical for place in (0, 1))
+    assert len(first.token_ids) == len(second.token_ids)
+    first.token_ids, second.token_ids = second.token_ids, first.token_ids
     with pytest.raises(CertificateError):
         verified(exported(batch))
 
