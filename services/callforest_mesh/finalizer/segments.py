@@ -23,8 +23,9 @@ _FRAME_FIELDS: Final = {
     frame_pb2.FrameChunk: "chunk",
     frame_pb2.FrameEnd: "end",
 }
+_MISSING: Final = "staged_call_missing"
 _LOST = {
-    er.ERROR_REASON_CALL_NOT_FOUND: "staged_call_missing",
+    er.ERROR_REASON_CALL_NOT_FOUND: _MISSING,
     er.ERROR_REASON_STORE_CORRUPT: "staged_call_corrupt",
 }
 
@@ -43,6 +44,11 @@ class LostCallError(Exception):
         self.reason = reason
         self.capture_key = capture_key
         self.call_id = call_id
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the call is not there, rather than damaged or another."""
+        return self.reason == _MISSING
 
 
 async def read_segments(
@@ -87,7 +93,7 @@ async def read_group(
     for reference in logged.segments:
         call = found.get((reference.capture_key, reference.call_id))
         if call is None:
-            raise LostCallError("staged_call_missing", reference.capture_key, reference.call_id)
+            raise LostCallError(_MISSING, reference.capture_key, reference.call_id)
         segments.append(call)
     altered = await asyncio.to_thread(_altered, logged, segments)
     if altered is not None:

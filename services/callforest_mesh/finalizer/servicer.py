@@ -150,12 +150,7 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
         try:
             segments = await read_group(self._staging.for_tenant(tenant), logged)
         except LostCallError as error:
-            raise Refusal(
-                er.ERROR_REASON_CALL_NOT_FOUND,
-                f"the rows of group {logged.group_id} cannot be read any more: {error}",
-                capture_key=error.capture_key,
-                call_id=error.call_id,
-            ) from error
+            raise _unreadable(logged.group_id, error) from error
         rollouts = self._row_log.rollouts(tenant, logged)
         return groups.make_batch(logged, [one.receipt for one in rollouts], segments)
 
@@ -189,3 +184,17 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
                 if logged is laid_out:
                     self._published.count(logged)
                 return logged
+
+
+def _unreadable(group_id: str, error: LostCallError) -> Refusal:
+    """Say that a group's rows cannot be read: its calls are gone, or not as they were verified."""
+    told = f"the rows of group {group_id} cannot be read any more: {error}"
+    if error.is_gone:
+        return Refusal(
+            er.ERROR_REASON_CALL_NOT_FOUND,
+            told,
+            capture_key=error.capture_key,
+            call_id=error.call_id,
+        )
+    key = f"{error.capture_key}/{error.call_id}"
+    return Refusal(er.ERROR_REASON_STORE_CORRUPT, told, store="staging", key=key)
