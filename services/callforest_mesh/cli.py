@@ -67,21 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--svg", type=Path, metavar="FILE", help="draw the call graph")
     show.set_defaults(command=_show)
 
-    verify = commands.add_parser(
-        "verify",
-        parents=[shared],
-        help="verify what an attempt has staged so far, or, without a mesh, a file of `export`",
-    )
-    verify.add_argument("name", metavar="CAPTURE_KEY|FILE", help="a file, if there is one")
-    verify.set_defaults(command=_verify)
-
-    export = commands.add_parser(
-        "export", parents=[shared], help="write a group's rows with what proves them"
-    )
-    export.add_argument("group", metavar="GROUP")
-    export.add_argument("file", type=Path, metavar="FILE")
-    export.set_defaults(command=_export)
-
+    _add_verification(commands, shared)
     _add_conformance(commands)
 
     demo = commands.add_parser("demo", help="one real loop, from harness to optimizer step")
@@ -111,6 +97,25 @@ def _configuration_flags() -> argparse.ArgumentParser:
         help="set one key, for instance gateway.port=8080; may be repeated",
     )
     return flags
+
+
+def _add_verification(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    verify = commands.add_parser(
+        "verify",
+        parents=[shared],
+        help="verify what an attempt has staged so far, or, without a mesh, a file of `export`",
+    )
+    verify.add_argument("name", metavar="CAPTURE_KEY|FILE", help="a file, if there is one")
+    verify.set_defaults(command=_verify)
+
+    export = commands.add_parser(
+        "export", parents=[shared], help="write a group's rows with what proves them"
+    )
+    export.add_argument("group", metavar="GROUP")
+    export.add_argument("file", type=Path, metavar="FILE")
+    export.set_defaults(command=_export)
 
 
 def _add_conformance(

@@ -29,7 +29,7 @@ class Maze:
 
     def __init__(self, mesh: FinalizerMesh, rollout_id: str) -> None:
         self.player = ForestPlayer(mesh, rollout_id)
-        self.owner = RolloutOwner(mesh.admission, mesh.ledger, mesh.finalizer, "http://gateway")
+        self.owner = RolloutOwner(mesh.admission, mesh.ledger, mesh.finalizer, "http://localhost")
 
     async def play(self) -> Episode:
         """Three moves, the second of them taken back, and a walk from another door."""
@@ -54,7 +54,7 @@ async def test_action_ids_and_a_score_become_rows_and_are_cleaned_away(
 ) -> None:
     maze = Maze(mesh, "r0")
     episode = await maze.play()
-    assert episode.base_url == "http://gateway/rollouts/r0/v1"
+    assert episode.base_url == "http://localhost/rollouts/r0/v1"
     receipt = await episode.finish(
         ["move/north", "move/east", "move/other-door"],
         0.75,

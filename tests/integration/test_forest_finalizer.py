@@ -295,7 +295,7 @@ async def test_six_rollouts_thirteen_rows_and_three_of_padding_over_four_ranks(
 async def test_a_group_with_too_few_verified_rollouts_asks_for_another(tmp_path: Path) -> None:
     mesh = await opened(tmp_path, min_valid_fraction_per_group=0.6)
     owner = RolloutOwner(
-        mesh.admission, mesh.ledger, mesh.finalizer, "http://gateway", replacement_budget=1
+        mesh.admission, mesh.ledger, mesh.finalizer, "http://localhost", replacement_budget=2
     )
     try:
         for group, valid in (("g0", 1), ("g1", 1), ("g2", 2)):
@@ -309,9 +309,11 @@ async def test_a_group_with_too_few_verified_rollouts_asks_for_another(tmp_path:
         assert (await owner.publish("g0", 3)).replacement_wanted, "a repeat answers the same"
         assert owner.may_replace("g0", first)
         assert not owner.may_replace("g0", first), "one group in the place of one"
+        assert owner.replacements_left == 1
         second = await owner.publish("g1", 3)
-        assert not owner.may_replace("g1", second), "the budget is spent"
+        assert owner.may_replace("g1", second)
         assert owner.replacements_left == 0
+        assert not owner.may_replace("g3", second), "the budget is spent"
         third = await owner.publish("g2", 3)
         assert (third.drop_reason, third.replacement_wanted) == ("", False)
         assert not owner.may_replace("g2", third)
@@ -320,20 +322,29 @@ async def test_a_group_with_too_few_verified_rollouts_asks_for_another(tmp_path:
 
 
 @pytest.mark.requirement("FOR-7", "SEL-5")
-async def test_a_rollout_is_measured_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+async def test_a_rollout_is_measured_once_however_often_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mesh = await opened(tmp_path)
     try:
         service = mesh.services["finalizer"]
         assert isinstance(service, FinalizerService)
         counted: list[str] = []
         finalized = service._servicer._finalized
-        finalized.count = lambda receipt: counted.append(receipt.rollout_id)  # type: ignore[method-assign]  # seen
+        monkeypatch.setattr(finalized, "count", lambda one: counted.append(one.rollout_id))
         player = ForestPlayer(mesh, "r0")
         await play(player, ("a", None))
         request = await player.request("g", 0, result=player.result("a"))
-        for _ in range(3):
-            await mesh.finalizer.finalize_rollout(request)
+        asked = [mesh.finalizer.finalize_rollout(request) for _ in range(4)]
+        receipts = await asyncio.gather(*asked)
+        assert all(one == receipts[0] for one in receipts)
+        await mesh.finalizer.finalize_rollout(request)
         assert counted == ["r0"]
+        stored = service._row_log.rollout(TENANT, "r0")
+        await mesh.finalizer.finalize_group("g", 1)
+        (segment,) = (await mesh.finalizer.group("g")).segments
+        assert stored is not None
+        assert stored.path_bytes == segment.ByteSize()
     finally:
         await mesh.stop()
 

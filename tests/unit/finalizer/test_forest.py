@@ -78,6 +78,23 @@ def test_the_returned_history_selects_and_its_last_answer_is_scored() -> None:
 
 
 @pytest.mark.requirement("SEL-2", "SEL-6")
+def test_a_scored_response_that_is_the_result_s_own_is_read_in_its_history() -> None:
+    """Two calls of one line said the same; the history tells which of them came last."""
+    ok = {"role": "assistant", "content": "ok"}
+    records = tuple(
+        replace(one, output=output_summary([ok])) for one in known() if one.call_id in ("c1", "c3")
+    )
+    response = {"output": [ok, {"role": "user", "content": "go on"}, ok]}
+    result = as_json({"response": response})
+    choice = choose(records=records, result=result, scored_response=as_json(response))
+    assert (choice.selection.call_ids, choice.scored.call_id) == (("c1", "c3"), "c3")
+    other = as_json({"output": [ok]})
+    with pytest.raises(SelectionRefusedError) as caught:
+        choose(records=records, result=result, scored_response=other)
+    assert caught.value.fault == "terminal_ambiguous"
+
+
+@pytest.mark.requirement("SEL-2", "SEL-6")
 @pytest.mark.parametrize(
     ("asked", "fault"),
     [

@@ -62,6 +62,29 @@ def test_a_group_without_a_valid_rollout_is_dropped() -> None:
     assert list(logged.rollout_ids) == ["r0", "r1"]
 
 
+@pytest.mark.requirement("FIN-5")
+@pytest.mark.parametrize(
+    ("masks", "dropped"),
+    [
+        (["", ""], ""),
+        (["", "pending_call"], ""),
+        (["", "pending_call", "pending_call"], "below_min_valid_fraction"),
+        (["", "environment_masked", "pending_call"], ""),
+        (["pending_call"], "below_min_valid_fraction"),
+        (["environment_masked"], "no_valid_layout"),
+    ],
+)
+def test_a_group_needs_its_part_of_verified_rollouts(masks: list[str], dropped: str) -> None:
+    """Each logical rollout counts once; the environment's masks are no failures of capture."""
+    rollouts = [finalized(slot, masked=bool(mask)) for slot, mask in enumerate(masks)]
+    for rollout, mask in zip(rollouts, masks, strict=True):
+        rollout.receipt.mask_reason = mask
+    assert log(*rollouts, min_valid_fraction=0.5).drop_reason == dropped
+    assert log(*rollouts).drop_reason in ("", "no_valid_layout")
+    late = log(*rollouts, min_valid_fraction=0.5, abandon_reason="late")
+    assert late.drop_reason == "late"
+
+
 def test_an_abandoned_group_is_dropped_as_it_is() -> None:
     assert log(finalized(0), abandon_reason="agent lost").drop_reason == "agent lost"
     assert log(abandon_reason="nobody came").drop_reason == "nobody came"

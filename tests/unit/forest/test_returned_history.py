@@ -146,8 +146,12 @@ def test_equal_answers_of_one_line_that_are_all_shown_stand_in_its_order() -> No
     first = record("z", [said("ok")])
     middle = record("m", [said("more")], first)
     last = record("a", [said("ok")], middle)
-    shown = {"output": [said("ok"), asked(), said("more"), asked(), said("ok")]}
-    assert select(shown, [last, middle, first]).call_ids == ("z", "m", "a")
+    records = [last, middle, first]
+    transcript = [said("ok"), asked(), said("more"), asked(), said("ok")]
+    assert select({"output": transcript}, records).call_ids == ("z", "m", "a")
+    snapshots = {"transitions": [transcript[:1], transcript[:3], transcript]}
+    assert select(snapshots, records).call_ids == ("z", "m", "a")
+    assert _refused({"output": transcript[:3]}, records).fault == "answer_ambiguous"
 
 
 def _refused(result: object, records: list[CallRecord] | None = None) -> SelectionRefusedError:

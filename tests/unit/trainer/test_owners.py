@@ -77,6 +77,7 @@ def test_a_truncated_rollout_s_reward_is_that_of_a_masked_one() -> None:
     batch.receipts[0].truncated = True
     excluded = gather_step([batch], FILTERED)
     assert [row.advantage for row in excluded.rows] == [0.0, 0.0, 1.0, -1.0]
+    assert excluded.reward_mean == 1.0
     include = AdvantageOptions(
         baseline=Baseline.MEAN,
         normalise=False,
@@ -87,6 +88,7 @@ def test_a_truncated_rollout_s_reward_is_that_of_a_masked_one() -> None:
     mean = (9.0 + 2.0 + 0.0) / 3
     expected = [0.0, 0.0, 2.0 - mean, -mean]
     assert [row.advantage for row in included.rows] == pytest.approx(expected)
+    assert included.reward_mean == pytest.approx(mean)
 
 
 Damage = Callable[[group_batch_pb2.GroupBatch], None]
