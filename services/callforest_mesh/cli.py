@@ -71,12 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("name", metavar="CAPTURE_KEY/CALL_ID")
     explain.set_defaults(command=_explain)
 
-    verify = commands.add_parser(
-        "verify", parents=[shared], help="verify what an attempt has staged so far"
-    )
-    verify.add_argument("capture_key", metavar="CAPTURE_KEY")
-    verify.set_defaults(command=_verify)
-
+    _add_verification(commands, shared)
     _add_conformance(commands)
 
     demo = commands.add_parser("demo", help="one real loop, from harness to optimizer step")
@@ -112,6 +107,25 @@ def _configuration_flags() -> argparse.ArgumentParser:
         help="set one key, for instance gateway.port=8080; may be repeated",
     )
     return flags
+
+
+def _add_verification(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    verify = commands.add_parser(
+        "verify",
+        parents=[shared],
+        help="verify what an attempt has staged so far, or, without a mesh, a file of `export`",
+    )
+    verify.add_argument("name", metavar="CAPTURE_KEY|FILE", help="a file, if there is one")
+    verify.set_defaults(command=_verify)
+
+    export = commands.add_parser(
+        "export", parents=[shared], help="write a group's rows with what proves them"
+    )
+    export.add_argument("group", metavar="GROUP")
+    export.add_argument("file", type=Path, metavar="FILE")
+    export.set_defaults(command=_export)
 
 
 def _add_conformance(
@@ -224,10 +238,31 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
+    if Path(parsed.name).is_file():
+        from callforest_mesh.exported_rows import verify_file
+
+        try:
+            lines, status = verify_file(Path(parsed.name))
+        except OSError as error:
+            return _complain(f"{parsed.name}: {error.strerror}", WRONG)
+        _print("\n".join(lines))
+        return status
+
     def run(configuration: MeshConfiguration) -> int:
         from callforest_mesh.inspection import verify
 
-        lines, status = verify(configuration, parsed.capture_key)
+        lines, status = verify(configuration, parsed.name)
+        _print("\n".join(lines))
+        return status
+
+    return _with_configuration(parsed, run)
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.exported_rows import export
+
+        lines, status = export(configuration, parsed.group, parsed.file)
         _print("\n".join(lines))
         return status
 

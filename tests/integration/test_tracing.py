@@ -254,7 +254,7 @@ def values_of(spans: list[Seen]) -> Iterator[object]:
 
 def test_a_dropped_group_keeps_its_trace() -> None:
     from callforest.finalizer.v1 import row_log_pb2
-    from callforest_mesh.finalizer.core import dropped, make_batch
+    from callforest_mesh.finalizer.groups import dropped, make_batch
 
     logged = row_log_pb2.LoggedGroup(cursor=1, group_id="g", traceparent="t")
     batch: group_batch_pb2.GroupBatch = make_batch(dropped(logged, "lost"), (), ())

@@ -62,6 +62,16 @@ def words(settings: list[str]) -> list[str]:
         ),
         (["up", "--config", "none.yaml"], WRONG, "none.yaml cannot be read"),
         (["up", *words(["gateway.control_token=x"]), *SCRIPTED], WRONG, CONTROL_TOKEN_VARIABLE),
+        (
+            ["up", *words(["finalizer.selection_policy=no_such.training:choose"]), *SCRIPTED],
+            WRONG,
+            "no_such.training cannot be imported",
+        ),
+        (
+            ["up", *words(["finalizer.min_valid_fraction_per_group=2.0"]), *SCRIPTED],
+            WRONG,
+            "min_valid_fraction_per_group must be above 0",
+        ),
         (["show", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
         (["verify", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
         (
