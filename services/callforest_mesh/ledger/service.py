@@ -13,7 +13,7 @@ import grpc.aio
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
@@ -37,6 +37,8 @@ class LedgerOptions:
         map_size_bytes: the most that the store's file grows to.
         quota_bytes: used bytes from which new attempts and calls are refused; rows of admitted
             calls and seals still have a tenth of the map.
+        disk_reserve_bytes: free bytes of the file system below which new attempts and calls
+            are refused.
         cached_calls_max: most calls whose views are kept in memory, about 2 KiB each; a colder
             attempt is read again from its log when it is next used.
         waits_max: most callers of AwaitSettled at once.
@@ -46,6 +48,7 @@ class LedgerOptions:
     store: str = _DURABLE_STORE
     map_size_bytes: int = 8 << 30
     quota_bytes: int = 7 << 30
+    disk_reserve_bytes: int = DISK_RESERVE_BYTES
     cached_calls_max: int = 131_072
     waits_max: int = 16_384
 
@@ -119,6 +122,7 @@ class LedgerService:
             map_size_bytes=self._options.map_size_bytes,
             databases=DATABASES,
             quota_bytes=self._options.quota_bytes,
+            disk_reserve_bytes=self._options.disk_reserve_bytes,
             on_fatal=self._on_fatal,
             name=self.name,
         )
