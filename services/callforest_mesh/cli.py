@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from callforest_mesh.store_commands import add_store_commands, verify_stores
+
 if TYPE_CHECKING:
     from callforest_mesh.chassis.configuration import MeshConfiguration
     from callforest_mesh.finding import Finding
@@ -68,10 +70,19 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show)
 
     verify = commands.add_parser(
-        "verify", parents=[shared], help="verify what an attempt has staged so far"
+        "verify", parents=[shared], help="verify what an attempt has staged, or whole stores"
     )
-    verify.add_argument("capture_key", metavar="CAPTURE_KEY")
+    what = verify.add_mutually_exclusive_group(required=True)
+    what.add_argument("capture_key", metavar="CAPTURE_KEY", nargs="?")
+    what.add_argument(
+        "--store",
+        nargs="?",
+        const="",
+        metavar="DIRECTORY",
+        help="stopped stores or a backup, by default state_dir",
+    )
     verify.set_defaults(command=_verify)
+    add_store_commands(commands, shared, _with_configuration)
 
     _add_conformance(commands)
 
@@ -210,6 +221,8 @@ def _show(parsed: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     def run(configuration: MeshConfiguration) -> int:
+        if parsed.store is not None:
+            return verify_stores(configuration, parsed.store)
         from callforest_mesh.inspection import verify
 
         lines, status = verify(configuration, parsed.capture_key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Final, Self, cast
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
@@ -24,14 +24,17 @@ from callforest_mesh.chassis.transaction import (
     TransactionLike,
 )
 
+_HEAD_PAGES: Final = 8
+"""The two meta pages, and the tree of the databases' names."""
+
 
 class StoreSnapshot:
     """Reads a store as of the moment in which it was made; changes nothing of it.
 
     Args:
         path: the store's directory.
-        held: the caller's own hold on the directory, with which nobody else can be writing; without
-            it the snapshot takes one, and registers with a writer that may live.
+        alone: whether the caller holds the directory alone, so that nobody can be writing; else the
+            snapshot holds it too, and registers with the writer that may live.
 
     Attributes:
         name: the store's own, for instance `staging`.
@@ -42,11 +45,11 @@ class StoreSnapshot:
         Refusal: STORE_CORRUPT, the directory holds no store.
     """
 
-    def __init__(self, path: Path, *, held: StoreHold | None = None) -> None:
+    def __init__(self, path: Path, *, alone: bool = False) -> None:
         self._path = path
-        self._hold = None if held else StoreHold(path)
+        self._hold = None if alone else StoreHold(path)
         # Who writes made the lock file first, so without one nobody does (a backup has none).
-        lock = held is None and (path / lmdb_environment.LOCK_FILE).exists()
+        lock = not alone and (path / lmdb_environment.LOCK_FILE).exists()
         try:
             self._environment = lmdb_environment.open_read_only(path, lock=lock)
         except lmdb_environment.LmdbError as error:
@@ -67,6 +70,19 @@ class StoreSnapshot:
         """Whether the file ends within a page, as LMDB never leaves it."""
         missing = lmdb_environment.missing_bytes(self._environment, self._path)
         return bool(missing % lmdb_environment.page_bytes(self._environment))
+
+    @property
+    def used_bytes(self) -> int:
+        """What a copy without free pages takes, at most."""
+        pages = 0
+        for stat in map(self._txn.stat, self._handles.values()):
+            pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return (pages + _HEAD_PAGES) * lmdb_environment.page_bytes(self._environment)
+
+    def value(self, database: str, key: bytes) -> bytes | None:
+        """Give a value; None when it is not there or damaged."""
+        found = next(self.stored(database, key), None)
+        return unseal(database, key, found[1]) if found and found[0] == key else None
 
     def records(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes | None]]:
         """Give the records whose keys begin with a prefix; None for a value that is damaged."""
@@ -107,7 +123,7 @@ class StoreSnapshot:
         """End the snapshot."""
         self.close()
 
-    def _open_databases(self, path: Path) -> dict[str, object]:
+    def _open_databases(self, path: Path) -> dict[str, Any]:
         try:
             names = [bytes(key) for key, _ in self._txn.cursor()]
             return {

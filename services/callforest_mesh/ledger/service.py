@@ -10,6 +10,7 @@ from typing import Final, cast
 
 import grpc.aio
 
+from callforest.ledger.v1 import ledger_care_service_pb2_grpc as care_rpc
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
@@ -19,11 +20,13 @@ from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.ledger import Ledger
-from callforest_mesh.ledger.servicer import LedgerServicer
+from callforest_mesh.ledger.servicer import LedgerCareServicer, LedgerServicer
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
 
-_FULL_NAME: Final = "callforest.ledger.v1.LedgerService"
+_FULL_NAMES: Final = frozenset(
+    {"callforest.ledger.v1.LedgerService", "callforest.ledger.v1.LedgerCareService"}
+)
 _DURABLE_STORE: Final = "lmdb"
 
 
@@ -69,7 +72,7 @@ class LedgerService:
     """
 
     name = "ledger"
-    full_names = frozenset({_FULL_NAME})
+    full_names = _FULL_NAMES
 
     def __init__(
         self,
@@ -86,15 +89,15 @@ class LedgerService:
         self._store = LmdbLedgerStore(self._open_store)
         self._ledger = Ledger(self._store, self._watch, cached_calls_max=options.cached_calls_max)
         self._servicer = LedgerServicer(self._ledger, drain, telemetry)
+        self._care = LedgerCareServicer(self._ledger)
         self._telemetry = telemetry
         self._ending: asyncio.Task[None] | None = None
 
     def attach(self, server: ServerLike) -> None:
         """Add the RPCs to a server."""
-        rpc.add_LedgerServiceServicer_to_server(
-            self._servicer,
-            cast("grpc.aio.Server", server),  # takes handlers as a server does
-        )
+        handlers = cast("grpc.aio.Server", server)  # takes handlers as a server does
+        rpc.add_LedgerServiceServicer_to_server(self._servicer, handlers)
+        care_rpc.add_LedgerCareServiceServicer_to_server(self._care, handlers)
 
     async def start(self) -> None:
         """Open the store.
