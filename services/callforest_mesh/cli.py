@@ -69,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--svg", type=Path, metavar="FILE", help="draw the call graph")
     show.set_defaults(command=_show)
 
+    explain = commands.add_parser("explain", parents=[shared], help="say why a call is what it is")
+    explain.add_argument("name", metavar="CAPTURE_KEY/CALL_ID")
+    explain.set_defaults(command=_explain)
+
     verify = commands.add_parser(
         "verify", parents=[shared], help="verify what an attempt has staged, or whole stores"
     )
@@ -213,6 +217,17 @@ def _show(parsed: argparse.Namespace) -> int:
         from callforest_mesh.inspection import show
 
         lines, status = show(configuration, parsed.name, parsed.svg)
+        _print("\n".join(lines))
+        return status
+
+    return _with_configuration(parsed, run)
+
+
+def _explain(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.inspection import explain_call
+
+        lines, status = explain_call(configuration, parsed.name)
         _print("\n".join(lines))
         return status
 

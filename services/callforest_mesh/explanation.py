@@ -1,4 +1,4 @@
-"""Why a call is what it is: how it was admitted, placed and recorded, and whether it trains (OPS-4)."""
+"""Why a call is what it is: how it was admitted, placed, recorded and selected (OPS-4)."""
 
 from __future__ import annotations
 

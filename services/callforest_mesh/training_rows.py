@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from xml.sax.saxutils import escape
 
 from callforest.capture.v1 import call_record_pb2, receipt_pb2
 from callforest_client.ledger import Manifest
@@ -78,12 +79,13 @@ def _segment(
 ) -> str:
     coords, generated = record.coords, record.completion.generation_token_count
     cut = width * (1 - generated / max(1, coords.delta_token_count))
-    title = f"{coords.call_id}: {generated} tokens {'with loss' if owned else 'as context'}"
+    use = "with loss" if owned else "as context"
+    title = escape(f"{coords.call_id}: {generated} tokens {use}")
     fill = "#7fc98a" if owned else "url(#idle)"
     return (
         f'<g class="segment"><title>{title}</title>'
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{cut:.1f}" height="{_STRIP}" fill="#dde"/>'
-        f'<rect class="{"loss" if owned else "context"}" x="{x + cut:.1f}" y="{y:.1f}" '
+        f'<rect class="{"owned" if owned else "context"}" x="{x + cut:.1f}" y="{y:.1f}" '
         f'width="{width - cut:.1f}" height="{_STRIP}" fill="{fill}"/>'
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_STRIP}" fill="none" '
         'stroke="black"/></g>'

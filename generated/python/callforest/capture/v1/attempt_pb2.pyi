@@ -153,6 +153,8 @@ class CallIntent(_message.Message):
     CHAIN_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
+    IS_KEYED_FIELD_NUMBER: _builtins.int
+    IS_RETRY_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
@@ -162,6 +164,12 @@ class CallIntent(_message.Message):
     configuration_digest: _builtins.bytes
     """configuration_digest is the digest of the engine's model, template and processor, as the gateway
     knows it: 32 bytes, or empty when it does not. The first of an attempt binds it.
+    """
+    is_keyed: _builtins.bool
+    """is_keyed is set when call_id derives from an idempotency key: it alone then says which call this is."""
+    is_retry: _builtins.bool
+    """is_retry is set when the request carries no key and its client marked it as a repeat. Of the unkeyed
+    calls with the same body it is the one, if there is one.
     """
     @_builtins.property
     def admit_time(self) -> _timestamp_pb2.Timestamp:
@@ -185,10 +193,12 @@ class CallIntent(_message.Message):
         chain: _capture_admission_pb2.ChainProbe | None = ...,
         source: _capture_admission_pb2.SourceProbe | None = ...,
         configuration_digest: _builtins.bytes = ...,
+        is_keyed: _builtins.bool = ...,
+        is_retry: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "chain", b"chain", "probe", b"probe", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "capture_key", b"capture_key", "chain", b"chain", "configuration_digest", b"configuration_digest", "probe", b"probe", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "capture_key", b"capture_key", "chain", b"chain", "configuration_digest", b"configuration_digest", "is_keyed", b"is_keyed", "is_retry", b"is_retry", "probe", b"probe", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["chain", "source"]  # noqa: Y015
     _WhichOneofArgType_probe: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015

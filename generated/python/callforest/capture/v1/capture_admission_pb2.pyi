@@ -7,6 +7,7 @@ from callforest.error.v1 import error_reason_pb2 as _error_reason_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -19,6 +20,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _EarlierState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlierStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlierState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLIER_STATE_UNSPECIFIED: _EarlierState.ValueType  # 0
+    """EARLIER_STATE_UNSPECIFIED is never sent."""
+    EARLIER_STATE_PENDING: _EarlierState.ValueType  # 1
+    """EARLIER_STATE_PENDING: it has no row; it may be staged."""
+    EARLIER_STATE_COMMITTED: _EarlierState.ValueType  # 2
+    """EARLIER_STATE_COMMITTED: its response is the staged one."""
+    EARLIER_STATE_FAILED: _EarlierState.ValueType  # 3
+    """EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept."""
+
+class EarlierState(_EarlierState, metaclass=_EarlierStateEnumTypeWrapper):
+    """EarlierState says how far a repeated call is."""
+
+EARLIER_STATE_UNSPECIFIED: EarlierState.ValueType  # 0
+"""EARLIER_STATE_UNSPECIFIED is never sent."""
+EARLIER_STATE_PENDING: EarlierState.ValueType  # 1
+"""EARLIER_STATE_PENDING: it has no row; it may be staged."""
+EARLIER_STATE_COMMITTED: EarlierState.ValueType  # 2
+"""EARLIER_STATE_COMMITTED: its response is the staged one."""
+EARLIER_STATE_FAILED: EarlierState.ValueType  # 3
+"""EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept."""
+Global___EarlierState: _TypeAlias = EarlierState  # noqa: Y015
 
 class _RootReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -258,6 +287,7 @@ class Verdict(_message.Message):
     CONTINUATION_FIELD_NUMBER: _builtins.int
     UNCAPTURED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def root(self) -> Global___Root:
         """root: the call starts a context of its own."""
@@ -274,6 +304,10 @@ class Verdict(_message.Message):
     def refused(self) -> Global___Refused:
         """refused: the call must not be generated."""
 
+    @_builtins.property
+    def earlier(self) -> Global___EarlierCall:
+        """earlier is set when the call was announced before: this is a repeat of it, and it keeps its verdict."""
+
     def __init__(
         self,
         *,
@@ -281,16 +315,49 @@ class Verdict(_message.Message):
         continuation: Global___Continuation | None = ...,
         uncaptured: Global___Uncaptured | None = ...,
         refused: Global___Refused | None = ...,
+        earlier: Global___EarlierCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "earlier", b"earlier", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "earlier", b"earlier", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_verdict: _TypeAlias = _typing.Literal["root", "continuation", "uncaptured", "refused"]  # noqa: Y015
     _WhichOneofArgType_verdict: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_verdict) -> _WhichOneofReturnType_verdict | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class EarlierCall(_message.Message):
+    """EarlierCall is the call that a request repeats."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ADMIT_TIME_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """call_id names it. It is not the intent's for a repeat that has no key."""
+    state: Global___EarlierState.ValueType
+    """state says how far it is."""
+    @_builtins.property
+    def admit_time(self) -> _timestamp_pb2.Timestamp:
+        """admit_time is when it was first taken; all that a repeat makes has this time."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        state: Global___EarlierState.ValueType = ...,
+        admit_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "call_id", b"call_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlierCall: _TypeAlias = EarlierCall  # noqa: Y015
 
 @_typing.final
 class Root(_message.Message):

@@ -147,6 +147,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     began. Status FAILED_PRECONDITION; nothing was generated. Open another attempt.
     Metadata: capture_key, expected, actual.
     """
+    ERROR_REASON_AMBIGUOUS_RETRY: _ErrorReason.ValueType  # 33
+    """ERROR_REASON_AMBIGUOUS_RETRY: a request that is marked as a repeat has no key, and more than one earlier
+    call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
+    request.
+    Metadata: capture_key, candidates.
+    """
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 40
     """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
     INVALID_ARGUMENT. Nothing was stored.
@@ -372,6 +378,12 @@ ERROR_REASON_CONFIGURATION_CHANGED: ErrorReason.ValueType  # 32
 """ERROR_REASON_CONFIGURATION_CHANGED: model, template or processor are not those with which the attempt
 began. Status FAILED_PRECONDITION; nothing was generated. Open another attempt.
 Metadata: capture_key, expected, actual.
+"""
+ERROR_REASON_AMBIGUOUS_RETRY: ErrorReason.ValueType  # 33
+"""ERROR_REASON_AMBIGUOUS_RETRY: a request that is marked as a repeat has no key, and more than one earlier
+call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
+request.
+Metadata: capture_key, candidates.
 """
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 40
 """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status

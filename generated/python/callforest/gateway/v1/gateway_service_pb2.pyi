@@ -58,6 +58,7 @@ class CompletionCall(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     CONTINUES_CALL_ID_FIELD_NUMBER: _builtins.int
     HISTORY_IS_WHOLE_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt, as OpenAttempt gave it."""
     api: Global___CompletionApi.ValueType
@@ -74,6 +75,10 @@ class CompletionCall(_message.Message):
     """history_is_whole is set when the request's items are the whole history all the same; the claim then
     only breaks a tie.
     """
+    idempotency_key: _builtins.str
+    """idempotency_key makes every repeat of the request the same call: visible ASCII, or empty. With it
+    Complete is safe to repeat.
+    """
     def __init__(
         self,
         *,
@@ -82,10 +87,11 @@ class CompletionCall(_message.Message):
         request: _builtins.bytes = ...,
         continues_call_id: _builtins.str | None = ...,
         history_is_whole: _builtins.bool = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "continues_call_id", b"continues_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "api", b"api", "capture_key", b"capture_key", "continues_call_id", b"continues_call_id", "history_is_whole", b"history_is_whole", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "api", b"api", "capture_key", b"capture_key", "continues_call_id", b"continues_call_id", "history_is_whole", b"history_is_whole", "idempotency_key", b"idempotency_key", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__continues_call_id: _TypeAlias = _typing.Literal["continues_call_id"]  # noqa: Y015
     _WhichOneofArgType__continues_call_id: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id"]  # noqa: Y015

@@ -144,12 +144,15 @@ class IntentRecorded(_message.Message):
     ADMIT_TIME_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
+    IS_KEYED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call."""
     body_digest: _builtins.bytes
     """body_digest is the SHA-256 of the request body."""
     configuration_digest: _builtins.bytes
     """configuration_digest is the engine's; only in the intent that binds the attempt to it."""
+    is_keyed: _builtins.bool
+    """is_keyed is the intent's."""
     @_builtins.property
     def admit_time(self) -> _timestamp_pb2.Timestamp:
         """admit_time is when the gateway took the call, by its own clock."""
@@ -166,10 +169,11 @@ class IntentRecorded(_message.Message):
         admit_time: _timestamp_pb2.Timestamp | None = ...,
         verdict: _capture_admission_pb2.Verdict | None = ...,
         configuration_digest: _builtins.bytes = ...,
+        is_keyed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "configuration_digest", b"configuration_digest", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "configuration_digest", b"configuration_digest", "is_keyed", b"is_keyed", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

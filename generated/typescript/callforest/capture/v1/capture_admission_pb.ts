@@ -7,13 +7,15 @@ import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
 import type { ErrorReason } from "../../error/v1/error_reason_pb.js";
 import { file_callforest_error_v1_error_reason } from "../../error/v1/error_reason_pb.js";
+import type { Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file callforest/capture/v1/capture_admission.proto.
  */
 export const file_callforest_capture_v1_capture_admission: GenFile = /*@__PURE__*/
-  fileDesc("Ci1jYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FwdHVyZV9hZG1pc3Npb24ucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSK0AwoKQ2hhaW5Qcm9iZRKPAQoVYXNzaXN0YW50X2ZpbmdlcnByaW50GAEgASgMQnC6SG26AWoKKGNoYWluX3Byb2JlLmFzc2lzdGFudF9maW5nZXJwcmludC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEh0KCml0ZW1fY291bnQYAiABKA1CCbpIBioEGICAARIXCg9jb250ZXh0X2RpZ2VzdHMYAyABKAwSJAoTZmluZ2VycHJpbnRfdmVyc2lvbhgEIAEoDUIHukgEKgIoATq1AbpIsQEargEKFGNoYWluX3Byb2JlLmNvbnRleHRzEk5jb250ZXh0X2RpZ2VzdHMgbXVzdCBob2xkIDMyIGJ5dGVzIGZvciBlYWNoIHByZWZpeCBsZW5ndGggZnJvbSAwIHRvIGl0ZW1fY291bnQaRnVpbnQoc2l6ZSh0aGlzLmNvbnRleHRfZGlnZXN0cykpID09ICh1aW50KHRoaXMuaXRlbV9jb3VudCkgKyAxdSkgKiAzMnUi6AIKC1NvdXJjZVByb2JlEiYKFW5vcm1hbGl6YXRpb25fdmVyc2lvbhgBIAEoDUIHukgEKgIoARISCgphdG9tX2NvdW50GAIgASgNEkMKCmJvdW5kYXJpZXMYAyADKAsyJS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU291cmNlQm91bmRhcnlCCLpIBZIBAhAIEhsKE29ic2VydmF0aW9uc19mb2xsb3cYBCABKAgSHgoNcmVuZGVyX2RpZ2VzdBgFIAEoDEIHukgEegJoIBIlCgpuYXRpdmVfaWRzGAYgAygJQhG6SA6SAQsQQCIHcgUQARiAAhIoCg9jbGFpbWVkX2NhbGxfaWQYByABKAlCCrpIB3IFEAEYgAFIAIgBARIZChFjbGFpbV9icmVha3NfdGllcxgIIAEoCBIbChNoYXNfdW5yZWFkYWJsZV9pdGVtGAkgASgIQhIKEF9jbGFpbWVkX2NhbGxfaWQicwoOU291cmNlQm91bmRhcnkSGwoKYXRvbV9jb3VudBgBIAEoDUIHukgEKgIoARIeCg1zb3VyY2VfZGlnZXN0GAIgASgMQge6SAR6AmggEiQKE3Rvb2xfY29udGVudF9kaWdlc3QYAyABKAxCB7pIBHoCaCAi8QEKB1ZlcmRpY3QSKwoEcm9vdBgBIAEoCzIbLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb290SAASOwoMY29udGludWF0aW9uGAIgASgLMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbnRpbnVhdGlvbkgAEjcKCnVuY2FwdHVyZWQYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVW5jYXB0dXJlZEgAEjEKB3JlZnVzZWQYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZEgAQhAKB3ZlcmRpY3QSBbpIAggBIncKBFJvb3QSMQoGcmVhc29uGAEgASgOMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvb3RSZWFzb24SIQoPbmVhcmVzdF9jYWxsX2lkGAIgASgJQgi6SAVyAxiAARIZChFzaGFyZWRfYXRvbV9jb3VudBgDIAEoDSKzAQoMQ29udGludWF0aW9uEiIKDnBhcmVudF9jYWxsX2lkGAEgASgJQgq6SAdyBRABGIABEicKEHByZXZfdG9rZW5fY291bnQYAiABKARCDbpICjIIGP////8PKAESIgoRcGFyZW50X2NoYWluX2hhc2gYAyABKAxCB7pIBHoCaCASMgoFbWF0Y2gYBCABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSGlzdG9yeU1hdGNoIkIKClVuY2FwdHVyZWQSGgoGcmVhc29uGAEgASgJQgq6SAdyBRABGIABEhgKBmRldGFpbBgCIAEoCUIIukgFcgMYgAgi0QEKB1JlZnVzZWQSOgoGcmVhc29uGAEgASgOMiAuY2FsbGZvcmVzdC5lcnJvci52MS5FcnJvclJlYXNvbkIIukgFggECIAASGQoHbWVzc2FnZRgCIAEoCUIIukgFcgMYgAgSPgoIbWV0YWRhdGEYAyADKAsyLC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZC5NZXRhZGF0YUVudHJ5Gi8KDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKIAgoQQ2FwdHVyZUFkbWlzc2lvbhIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIrCgRyb290GAMgASgLMhsuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvb3RIABI7Cgxjb250aW51YXRpb24YBCABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29udGludWF0aW9uSAASEQoJaXNfZm9yZXN0GAUgASgIQhEKCHBvc2l0aW9uEgW6SAIIASKpAgoPQ2FwdHVyZURlY2lzaW9uEjwKBWlucHV0GAEgASgOMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVJbnB1dEIIukgFggECIAASGAoGcmVhc29uGAIgASgJQgi6SAVyAxiAARISCgpwcmVmaXhfY3V0GAMgASgNEhIKCnJlbmRlcl9jdXQYBCABKA0SdAoFcHJvb2YYBSABKAxCZbpIYroBXwodY2FwdHVyZV9kZWNpc2lvbi5wcm9vZi5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEiAKBW5vdGVzGAYgAygJQhG6SA6SAQsQCCIHcgUQARiAASraAQoKUm9vdFJlYXNvbhIbChdST09UX1JFQVNPTl9VTlNQRUNJRklFRBAAEh4KGlJPT1RfUkVBU09OX05PX01PREVMX0lURU1TEAESJAogUk9PVF9SRUFTT05fSElTVE9SWV9OT1RfUkVDT1JERUQQAhImCiJST09UX1JFQVNPTl9SRU5ERVJfT1BUSU9OU19DSEFOR0VEEAMSIAocUk9PVF9SRUFTT05fTk9UX09CU0VSVkFUSU9OUxAEEh8KG1JPT1RfUkVBU09OX1VOUkVBREFCTEVfSVRFTRAFKnEKDEhpc3RvcnlNYXRjaBIdChlISVNUT1JZX01BVENIX1VOU1BFQ0lGSUVEEAASFwoTSElTVE9SWV9NQVRDSF9FWEFDVBABEikKJUhJU1RPUllfTUFUQ0hfVE9PTF9DT05URU5UX0VRVUlWQUxFTlQQAipgCgxDYXB0dXJlSW5wdXQSHQoZQ0FQVFVSRV9JTlBVVF9VTlNQRUNJRklFRBAAEhYKEkNBUFRVUkVfSU5QVVRfUk9PVBABEhkKFUNBUFRVUkVfSU5QVVRfU1BMSUNFRBACYgZwcm90bzM", [file_buf_validate_validate, file_callforest_error_v1_error_reason]);
+  fileDesc("Ci1jYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FwdHVyZV9hZG1pc3Npb24ucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSK0AwoKQ2hhaW5Qcm9iZRKPAQoVYXNzaXN0YW50X2ZpbmdlcnByaW50GAEgASgMQnC6SG26AWoKKGNoYWluX3Byb2JlLmFzc2lzdGFudF9maW5nZXJwcmludC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEh0KCml0ZW1fY291bnQYAiABKA1CCbpIBioEGICAARIXCg9jb250ZXh0X2RpZ2VzdHMYAyABKAwSJAoTZmluZ2VycHJpbnRfdmVyc2lvbhgEIAEoDUIHukgEKgIoATq1AbpIsQEargEKFGNoYWluX3Byb2JlLmNvbnRleHRzEk5jb250ZXh0X2RpZ2VzdHMgbXVzdCBob2xkIDMyIGJ5dGVzIGZvciBlYWNoIHByZWZpeCBsZW5ndGggZnJvbSAwIHRvIGl0ZW1fY291bnQaRnVpbnQoc2l6ZSh0aGlzLmNvbnRleHRfZGlnZXN0cykpID09ICh1aW50KHRoaXMuaXRlbV9jb3VudCkgKyAxdSkgKiAzMnUi6AIKC1NvdXJjZVByb2JlEiYKFW5vcm1hbGl6YXRpb25fdmVyc2lvbhgBIAEoDUIHukgEKgIoARISCgphdG9tX2NvdW50GAIgASgNEkMKCmJvdW5kYXJpZXMYAyADKAsyJS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU291cmNlQm91bmRhcnlCCLpIBZIBAhAIEhsKE29ic2VydmF0aW9uc19mb2xsb3cYBCABKAgSHgoNcmVuZGVyX2RpZ2VzdBgFIAEoDEIHukgEegJoIBIlCgpuYXRpdmVfaWRzGAYgAygJQhG6SA6SAQsQQCIHcgUQARiAAhIoCg9jbGFpbWVkX2NhbGxfaWQYByABKAlCCrpIB3IFEAEYgAFIAIgBARIZChFjbGFpbV9icmVha3NfdGllcxgIIAEoCBIbChNoYXNfdW5yZWFkYWJsZV9pdGVtGAkgASgIQhIKEF9jbGFpbWVkX2NhbGxfaWQicwoOU291cmNlQm91bmRhcnkSGwoKYXRvbV9jb3VudBgBIAEoDUIHukgEKgIoARIeCg1zb3VyY2VfZGlnZXN0GAIgASgMQge6SAR6AmggEiQKE3Rvb2xfY29udGVudF9kaWdlc3QYAyABKAxCB7pIBHoCaCAipgIKB1ZlcmRpY3QSKwoEcm9vdBgBIAEoCzIbLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb290SAASOwoMY29udGludWF0aW9uGAIgASgLMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbnRpbnVhdGlvbkgAEjcKCnVuY2FwdHVyZWQYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVW5jYXB0dXJlZEgAEjEKB3JlZnVzZWQYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZEgAEjMKB2VhcmxpZXIYBSABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRWFybGllckNhbGxCEAoHdmVyZGljdBIFukgCCAEijgEKC0VhcmxpZXJDYWxsEhsKB2NhbGxfaWQYASABKAlCCrpIB3IFEAEYgAESMgoFc3RhdGUYAiABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRWFybGllclN0YXRlEi4KCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIncKBFJvb3QSMQoGcmVhc29uGAEgASgOMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvb3RSZWFzb24SIQoPbmVhcmVzdF9jYWxsX2lkGAIgASgJQgi6SAVyAxiAARIZChFzaGFyZWRfYXRvbV9jb3VudBgDIAEoDSKzAQoMQ29udGludWF0aW9uEiIKDnBhcmVudF9jYWxsX2lkGAEgASgJQgq6SAdyBRABGIABEicKEHByZXZfdG9rZW5fY291bnQYAiABKARCDbpICjIIGP////8PKAESIgoRcGFyZW50X2NoYWluX2hhc2gYAyABKAxCB7pIBHoCaCASMgoFbWF0Y2gYBCABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSGlzdG9yeU1hdGNoIkIKClVuY2FwdHVyZWQSGgoGcmVhc29uGAEgASgJQgq6SAdyBRABGIABEhgKBmRldGFpbBgCIAEoCUIIukgFcgMYgAgi0QEKB1JlZnVzZWQSOgoGcmVhc29uGAEgASgOMiAuY2FsbGZvcmVzdC5lcnJvci52MS5FcnJvclJlYXNvbkIIukgFggECIAASGQoHbWVzc2FnZRgCIAEoCUIIukgFcgMYgAgSPgoIbWV0YWRhdGEYAyADKAsyLC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZC5NZXRhZGF0YUVudHJ5Gi8KDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKIAgoQQ2FwdHVyZUFkbWlzc2lvbhIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIrCgRyb290GAMgASgLMhsuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvb3RIABI7Cgxjb250aW51YXRpb24YBCABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29udGludWF0aW9uSAASEQoJaXNfZm9yZXN0GAUgASgIQhEKCHBvc2l0aW9uEgW6SAIIASKpAgoPQ2FwdHVyZURlY2lzaW9uEjwKBWlucHV0GAEgASgOMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVJbnB1dEIIukgFggECIAASGAoGcmVhc29uGAIgASgJQgi6SAVyAxiAARISCgpwcmVmaXhfY3V0GAMgASgNEhIKCnJlbmRlcl9jdXQYBCABKA0SdAoFcHJvb2YYBSABKAxCZbpIYroBXwodY2FwdHVyZV9kZWNpc2lvbi5wcm9vZi5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEiAKBW5vdGVzGAYgAygJQhG6SA6SAQsQCCIHcgUQARiAASp/CgxFYXJsaWVyU3RhdGUSHQoZRUFSTElFUl9TVEFURV9VTlNQRUNJRklFRBAAEhkKFUVBUkxJRVJfU1RBVEVfUEVORElORxABEhsKF0VBUkxJRVJfU1RBVEVfQ09NTUlUVEVEEAISGAoURUFSTElFUl9TVEFURV9GQUlMRUQQAyraAQoKUm9vdFJlYXNvbhIbChdST09UX1JFQVNPTl9VTlNQRUNJRklFRBAAEh4KGlJPT1RfUkVBU09OX05PX01PREVMX0lURU1TEAESJAogUk9PVF9SRUFTT05fSElTVE9SWV9OT1RfUkVDT1JERUQQAhImCiJST09UX1JFQVNPTl9SRU5ERVJfT1BUSU9OU19DSEFOR0VEEAMSIAocUk9PVF9SRUFTT05fTk9UX09CU0VSVkFUSU9OUxAEEh8KG1JPT1RfUkVBU09OX1VOUkVBREFCTEVfSVRFTRAFKnEKDEhpc3RvcnlNYXRjaBIdChlISVNUT1JZX01BVENIX1VOU1BFQ0lGSUVEEAASFwoTSElTVE9SWV9NQVRDSF9FWEFDVBABEikKJUhJU1RPUllfTUFUQ0hfVE9PTF9DT05URU5UX0VRVUlWQUxFTlQQAipgCgxDYXB0dXJlSW5wdXQSHQoZQ0FQVFVSRV9JTlBVVF9VTlNQRUNJRklFRBAAEhYKEkNBUFRVUkVfSU5QVVRfUk9PVBABEhkKFUNBUFRVUkVfSU5QVVRfU1BMSUNFRBACYgZwcm90bzM", [file_buf_validate_validate, file_callforest_error_v1_error_reason, file_google_protobuf_timestamp]);
 
 /**
  * ChainProbe is what chain mode needs of a request to find the call that it continues: digests, never
@@ -224,6 +226,13 @@ export type Verdict = Message<"callforest.capture.v1.Verdict"> & {
     value: Refused;
     case: "refused";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * earlier is set when the call was announced before: this is a repeat of it, and it keeps its verdict.
+   *
+   * @generated from field: callforest.capture.v1.EarlierCall earlier = 5;
+   */
+  earlier?: EarlierCall | undefined;
 };
 
 /**
@@ -232,6 +241,41 @@ export type Verdict = Message<"callforest.capture.v1.Verdict"> & {
  */
 export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_capture_admission, 3);
+
+/**
+ * EarlierCall is the call that a request repeats.
+ *
+ * @generated from message callforest.capture.v1.EarlierCall
+ */
+export type EarlierCall = Message<"callforest.capture.v1.EarlierCall"> & {
+  /**
+   * call_id names it. It is not the intent's for a repeat that has no key.
+   *
+   * @generated from field: string call_id = 1;
+   */
+  callId: string;
+
+  /**
+   * state says how far it is.
+   *
+   * @generated from field: callforest.capture.v1.EarlierState state = 2;
+   */
+  state: EarlierState;
+
+  /**
+   * admit_time is when it was first taken; all that a repeat makes has this time.
+   *
+   * @generated from field: google.protobuf.Timestamp admit_time = 3;
+   */
+  admitTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message callforest.capture.v1.EarlierCall.
+ * Use `create(EarlierCallSchema)` to create a new message.
+ */
+export const EarlierCallSchema: GenMessage<EarlierCall> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 4);
 
 /**
  * Root starts a context.
@@ -267,7 +311,7 @@ export type Root = Message<"callforest.capture.v1.Root"> & {
  * Use `create(RootSchema)` to create a new message.
  */
 export const RootSchema: GenMessage<Root> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 4);
+  messageDesc(file_callforest_capture_v1_capture_admission, 5);
 
 /**
  * Continuation names the predecessor whose exact tokens head the prompt.
@@ -310,7 +354,7 @@ export type Continuation = Message<"callforest.capture.v1.Continuation"> & {
  * Use `create(ContinuationSchema)` to create a new message.
  */
 export const ContinuationSchema: GenMessage<Continuation> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 5);
+  messageDesc(file_callforest_capture_v1_capture_admission, 6);
 
 /**
  * Uncaptured says why nothing of a served call is captured.
@@ -338,7 +382,7 @@ export type Uncaptured = Message<"callforest.capture.v1.Uncaptured"> & {
  * Use `create(UncapturedSchema)` to create a new message.
  */
 export const UncapturedSchema: GenMessage<Uncaptured> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 6);
+  messageDesc(file_callforest_capture_v1_capture_admission, 7);
 
 /**
  * Refused says why a call must not be generated.
@@ -373,7 +417,7 @@ export type Refused = Message<"callforest.capture.v1.Refused"> & {
  * Use `create(RefusedSchema)` to create a new message.
  */
 export const RefusedSchema: GenMessage<Refused> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 7);
+  messageDesc(file_callforest_capture_v1_capture_admission, 8);
 
 /**
  * CaptureAdmission tells the worker what it may capture of a call. It is never stored.
@@ -432,7 +476,7 @@ export type CaptureAdmission = Message<"callforest.capture.v1.CaptureAdmission">
  * Use `create(CaptureAdmissionSchema)` to create a new message.
  */
 export const CaptureAdmissionSchema: GenMessage<CaptureAdmission> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 8);
+  messageDesc(file_callforest_capture_v1_capture_admission, 9);
 
 /**
  * CaptureDecision is what the worker found out and did when it placed a prefix (seed "Ownership and
@@ -491,7 +535,48 @@ export type CaptureDecision = Message<"callforest.capture.v1.CaptureDecision"> &
  * Use `create(CaptureDecisionSchema)` to create a new message.
  */
 export const CaptureDecisionSchema: GenMessage<CaptureDecision> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 9);
+  messageDesc(file_callforest_capture_v1_capture_admission, 10);
+
+/**
+ * EarlierState says how far a repeated call is.
+ *
+ * @generated from enum callforest.capture.v1.EarlierState
+ */
+export enum EarlierState {
+  /**
+   * EARLIER_STATE_UNSPECIFIED is never sent.
+   *
+   * @generated from enum value: EARLIER_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * EARLIER_STATE_PENDING: it has no row; it may be staged.
+   *
+   * @generated from enum value: EARLIER_STATE_PENDING = 1;
+   */
+  PENDING = 1,
+
+  /**
+   * EARLIER_STATE_COMMITTED: its response is the staged one.
+   *
+   * @generated from enum value: EARLIER_STATE_COMMITTED = 2;
+   */
+  COMMITTED = 2,
+
+  /**
+   * EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept.
+   *
+   * @generated from enum value: EARLIER_STATE_FAILED = 3;
+   */
+  FAILED = 3,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.EarlierState.
+ */
+export const EarlierStateSchema: GenEnum<EarlierState> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 0);
 
 /**
  * RootReason says why a call of forest mode continues nothing.
@@ -546,7 +631,7 @@ export enum RootReason {
  * Describes the enum callforest.capture.v1.RootReason.
  */
 export const RootReasonSchema: GenEnum<RootReason> = /*@__PURE__*/
-  enumDesc(file_callforest_capture_v1_capture_admission, 0);
+  enumDesc(file_callforest_capture_v1_capture_admission, 1);
 
 /**
  * HistoryMatch says in which sense a request's history is its predecessor's.
@@ -580,7 +665,7 @@ export enum HistoryMatch {
  * Describes the enum callforest.capture.v1.HistoryMatch.
  */
 export const HistoryMatchSchema: GenEnum<HistoryMatch> = /*@__PURE__*/
-  enumDesc(file_callforest_capture_v1_capture_admission, 1);
+  enumDesc(file_callforest_capture_v1_capture_admission, 2);
 
 /**
  * CaptureInput is what went into the engine.
@@ -614,5 +699,5 @@ export enum CaptureInput {
  * Describes the enum callforest.capture.v1.CaptureInput.
  */
 export const CaptureInputSchema: GenEnum<CaptureInput> = /*@__PURE__*/
-  enumDesc(file_callforest_capture_v1_capture_admission, 2);
+  enumDesc(file_callforest_capture_v1_capture_admission, 3);
 
