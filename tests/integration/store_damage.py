@@ -6,7 +6,9 @@ from pathlib import Path
 
 import lmdb
 
-from callforest_mesh.chassis.record_frame import seal
+from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES, seal
+from callforest_mesh.staging.entry import CallEntry
+from callforest_mesh.staging.segments import segment_key
 
 MAP_BYTES = 512 << 20
 
@@ -46,6 +48,34 @@ def put_sealed(store: Path, database: str, key: bytes, payload: bytes) -> None:
 def delete(store: Path, database: str, key: bytes) -> None:
     with opened(store, database) as (txn, handle):
         assert txn.delete(key, db=handle)
+
+
+def entry_of(store: Path, key: bytes) -> CallEntry:
+    """Say where Staging's store has a call."""
+    return CallEntry.from_bytes(stored(store, "calls", key)[CHECKSUM_BYTES:])
+
+
+def payload_of(store: Path, entry: CallEntry) -> bytes:
+    segment = stored(store, "segments", segment_key(entry.segment))
+    start = CHECKSUM_BYTES + entry.offset
+    return segment[start : start + entry.size]
+
+
+def overwrite(store: Path, entry: CallEntry, payload: bytes) -> None:
+    """Put other bytes in a call's place, in a segment that has its checksum all the same."""
+    key = segment_key(entry.segment)
+    segment = bytearray(stored(store, "segments", key)[CHECKSUM_BYTES:])
+    segment[entry.offset : entry.offset + entry.size] = payload
+    put_sealed(store, "segments", key, bytes(segment))
+
+
+def swap_payloads(store: Path, key: bytes, other: bytes) -> None:
+    """Exchange the bytes of two calls that have equally many."""
+    one, two = entry_of(store, key), entry_of(store, other)
+    assert one.size == two.size
+    payloads = payload_of(store, one), payload_of(store, two)
+    overwrite(store, one, payloads[1])
+    overwrite(store, two, payloads[0])
 
 
 def flip_in_file(store: Path, needle: bytes, *, at: int = 0) -> None:

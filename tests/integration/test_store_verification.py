@@ -20,8 +20,7 @@ from callforest_mesh.cli import DONE, NO, main
 from callforest_mesh.finalizer.store import tenant_key, tenant_prefix
 from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.store import DATABASES, attempt_prefix
-from callforest_mesh.staging.entry import CallEntry, partition_key
-from callforest_mesh.staging.segments import segment_key
+from callforest_mesh.staging.entry import partition_key
 from tests.integration import store_damage as damage
 from tests.integration.finalizer_mesh import (
     TENANT,
@@ -149,45 +148,24 @@ def flip_a_record(state: State) -> str:
     return "does not have its checksum"
 
 
-def entry_of(state: State, key: bytes) -> CallEntry:
-    raw = damage.stored(state.path / "staging", "calls", key)
-    return CallEntry.from_bytes(raw[CHECKSUM_BYTES:])
-
-
-def payload_of(state: State, entry: CallEntry) -> bytes:
-    segment = damage.stored(state.path / "staging", "segments", segment_key(entry.segment))
-    start = CHECKSUM_BYTES + entry.offset
-    return segment[start : start + entry.size]
-
-
-def overwrite(state: State, entry: CallEntry, payload: bytes) -> None:
-    """Put other bytes in a call's place, in a segment that has its checksum all the same."""
-    store, key = state.path / "staging", segment_key(entry.segment)
-    segment = bytearray(damage.stored(store, "segments", key)[CHECKSUM_BYTES:])
-    segment[entry.offset : entry.offset + entry.size] = payload
-    damage.put_sealed(store, "segments", key, bytes(segment))
-
-
 def swap_two_payloads(state: State) -> str:
-    one, two = (entry_of(state, state.call_key("waits-r0", name)) for name in "bc")
-    assert one.size == two.size
-    payloads = payload_of(state, one), payload_of(state, two)
-    overwrite(state, one, payloads[1])
-    overwrite(state, two, payloads[0])
+    first, second = (state.call_key("waits-r0", name) for name in "bc")
+    damage.swap_payloads(state.path / "staging", first, second)
     return "call b: its bytes do not have their checksum"
 
 
 def forge_a_token(state: State) -> str:
     key = state.call_key("waits-r0", "a")
-    entry = entry_of(state, key)
-    call = staged_call_pb2.StagedCall.FromString(payload_of(state, entry))
+    store = state.path / "staging"
+    entry = damage.entry_of(store, key)
+    call = staged_call_pb2.StagedCall.FromString(damage.payload_of(store, entry))
     forged = bytearray(call.canonical.token_ids)
     forged[0] ^= 1
     call.canonical.token_ids = bytes(forged)
     payload = call.SerializeToString()
-    overwrite(state, entry, payload)
+    damage.overwrite(store, entry, payload)
     sealed = dataclasses.replace(entry, checksum=checksum("calls", key, payload))
-    damage.put_sealed(state.path / "staging", "calls", key, sealed.to_bytes())
+    damage.put_sealed(store, "calls", key, sealed.to_bytes())
     return "call a: the call's chain_hash is not that of its contents"
 
 
