@@ -73,19 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("name", metavar="CAPTURE_KEY/CALL_ID")
     explain.set_defaults(command=_explain)
 
-    verify = commands.add_parser(
-        "verify", parents=[shared], help="verify what an attempt has staged, or whole stores"
-    )
-    what = verify.add_mutually_exclusive_group(required=True)
-    what.add_argument("capture_key", metavar="CAPTURE_KEY", nargs="?")
-    what.add_argument(
-        "--store",
-        nargs="?",
-        const="",
-        metavar="DIRECTORY",
-        help="stopped stores or a backup, by default state_dir",
-    )
-    verify.set_defaults(command=_verify)
+    _add_verify(commands, shared)
     add_store_commands(commands, shared, _with_configuration)
 
     _add_conformance(commands)
@@ -123,6 +111,24 @@ def _configuration_flags() -> argparse.ArgumentParser:
         help="set one key, for instance gateway.port=8080; may be repeated",
     )
     return flags
+
+
+def _add_verify(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    verify = commands.add_parser(
+        "verify", parents=[shared], help="verify what an attempt has staged, or whole stores"
+    )
+    what = verify.add_mutually_exclusive_group(required=True)
+    what.add_argument("capture_key", metavar="CAPTURE_KEY", nargs="?")
+    what.add_argument(
+        "--store",
+        nargs="?",
+        const="",
+        metavar="DIRECTORY",
+        help="stopped stores or a backup, by default state_dir",
+    )
+    verify.set_defaults(command=_verify)
 
 
 def _add_conformance(

@@ -21,7 +21,8 @@ class LedgerCareServiceStub:
     stays: its number is never given again, so its capture key names no other attempt. The caller vouches
     that nobody needs the log any more: the rows that were made of it were consumed, or a later attempt
     took its place. It answers when the removal is durable; an attempt that is not there is not an error.
-    Reasons: ATTEMPT_NOT_SEALED, STORE_CORRUPT.
+    It costs the ledger's other writers about 8 ms of waiting for each 1,000 events. Reasons:
+    ATTEMPT_NOT_SEALED, STORE_CORRUPT.
     """
 
 class LedgerCareServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -37,7 +38,8 @@ class LedgerCareServiceServicer(metaclass=_abc_1.ABCMeta):
         stays: its number is never given again, so its capture key names no other attempt. The caller vouches
         that nobody needs the log any more: the rows that were made of it were consumed, or a later attempt
         took its place. It answers when the removal is durable; an attempt that is not there is not an error.
-        Reasons: ATTEMPT_NOT_SEALED, STORE_CORRUPT.
+        It costs the ledger's other writers about 8 ms of waiting for each 1,000 events. Reasons:
+        ATTEMPT_NOT_SEALED, STORE_CORRUPT.
         """
 
 def add_LedgerCareServiceServicer_to_server(servicer: LedgerCareServiceServicer, server: _aio.Server) -> None: ...
