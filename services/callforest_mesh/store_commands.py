@@ -87,7 +87,7 @@ def verify_stores(configuration: MeshConfiguration, directory: str) -> int:
 def _compact(parsed: argparse.Namespace, configuration: MeshConfiguration) -> int:
     from callforest_mesh.chassis.store_copy import compact
 
-    for name, path in _chosen(parsed.name, configuration).items():
+    for name, path in _there(parsed.name, configuration).items():
         _tell("compacted", name, compact(path))
     return 0
 
@@ -96,7 +96,7 @@ def _backup(parsed: argparse.Namespace, configuration: MeshConfiguration) -> int
     from callforest_mesh.chassis.store_copy import back_up
     from callforest_mesh.chassis.store_snapshot import StoreSnapshot
 
-    paths = _chosen(parsed.name, configuration)
+    paths = _there(parsed.name, configuration)
     with ExitStack() as closers:
         # All moments first, the copies then: what one store refers to is in the next one's.
         snapshots = {
@@ -116,6 +116,19 @@ def _sweep(parsed: argparse.Namespace, configuration: MeshConfiguration) -> int:
     lines, status = sweep(configuration, paths, policy, now_s=time.time(), apply=parsed.apply)
     _print("\n".join(lines))
     return status
+
+
+def _there(name: str, configuration: MeshConfiguration) -> dict[str, Path]:
+    """Give the directories of the stores that a command names.
+
+    Raises:
+        FileNotFoundError: one is not on this machine.
+    """
+    paths = _chosen(name, configuration)
+    for one, path in paths.items():
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path} is not there: run it where the {one} store is")
+    return paths
 
 
 def _chosen(name: str, configuration: MeshConfiguration) -> dict[str, Path]:
