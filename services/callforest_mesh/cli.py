@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from callforest_mesh.store_commands import add_store_commands, verify_stores
+
 if TYPE_CHECKING:
     from callforest_mesh.chassis.configuration import MeshConfiguration
     from callforest_mesh.finding import Finding
@@ -72,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.set_defaults(command=_explain)
 
     _add_verification(commands, shared)
+    add_store_commands(commands, shared, _with_configuration)
+
     _add_conformance(commands)
 
     demo = commands.add_parser("demo", help="one real loop, from harness to optimizer step")
@@ -115,9 +119,19 @@ def _add_verification(
     verify = commands.add_parser(
         "verify",
         parents=[shared],
-        help="verify what an attempt has staged so far, or, without a mesh, a file of `export`",
+        help="verify what an attempt has staged, a file of `export`, or whole stores",
     )
-    verify.add_argument("name", metavar="CAPTURE_KEY|FILE", help="a file, if there is one")
+    what = verify.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "name", metavar="CAPTURE_KEY|FILE", nargs="?", help="a file, if there is one of the name"
+    )
+    what.add_argument(
+        "--store",
+        nargs="?",
+        const="",
+        metavar="DIRECTORY",
+        help="stopped stores or a backup, by default state_dir",
+    )
     verify.set_defaults(command=_verify)
 
     export = commands.add_parser(
@@ -238,7 +252,7 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    if Path(parsed.name).is_file():
+    if parsed.name is not None and Path(parsed.name).is_file():
         from callforest_mesh.exported_rows import verify_file
 
         try:
@@ -249,6 +263,8 @@ def _verify(parsed: argparse.Namespace) -> int:
         return status
 
     def run(configuration: MeshConfiguration) -> int:
+        if parsed.store is not None:
+            return verify_stores(configuration, parsed.store)
         from callforest_mesh.inspection import verify
 
         lines, status = verify(configuration, parsed.name)

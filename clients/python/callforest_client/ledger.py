@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
+from callforest.ledger.v1 import ledger_care_service_pb2, ledger_care_service_pb2_grpc
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client import unary
@@ -57,6 +58,7 @@ class LedgerClient:
         self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 10.0
     ) -> None:
         self._stub = rpc.LedgerServiceStub(channel)
+        self._care_stub = ledger_care_service_pb2_grpc.LedgerCareServiceStub(channel)
         self._tenant = tenant
         self._timeout_s = timeout_s
         self._intents = ItemStream(RECORD_INTENTS, self._stub.RecordIntents)
@@ -212,6 +214,16 @@ class LedgerClient:
         request = pb.HasRowsRequest(tenant=self._tenant, capture_key=capture_key)
         response = await unary.call(self._stub.HasRows, request, timeout_s=self._timeout_s)
         return response.has_rows
+
+    async def forget(self, capture_key: str) -> int:
+        """Remove the log of a sealed attempt that nobody needs; give how many events it had."""
+        request = ledger_care_service_pb2.ForgetAttemptRequest(
+            tenant=self._tenant, capture_key=capture_key
+        )
+        response = await unary.call(
+            self._care_stub.ForgetAttempt, request, timeout_s=self._timeout_s
+        )
+        return response.event_count
 
     def for_tenant(self, tenant: str) -> LedgerClient:
         """Give the same client for another tenant; streams are shared."""

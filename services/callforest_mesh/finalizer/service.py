@@ -16,7 +16,7 @@ from callforest_client.staging import StagingClient
 from callforest_core.forest.selection import RETURNED_HISTORY
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
@@ -43,6 +43,8 @@ class FinalizerOptions:
             and another wanted; None keeps every group that has a valid row (FIN-5).
         map_size_bytes: the most that the store's file grows to.
         quota_bytes: used bytes from which new receipts and groups are refused.
+        disk_reserve_bytes: free bytes of the file system below which new receipts and groups
+            are refused.
         cleanup_tenants: tenants whose cleanup duty is resumed at start; that of the others is
             resumed when their consumer subscribes.
     """
@@ -53,6 +55,7 @@ class FinalizerOptions:
     min_valid_fraction_per_group: float | None = None
     map_size_bytes: int = 4 << 30
     quota_bytes: int = 3 << 30
+    disk_reserve_bytes: int = DISK_RESERVE_BYTES
     cleanup_tenants: tuple[str, ...] = ("default",)
 
     def __post_init__(self) -> None:
@@ -133,6 +136,7 @@ class FinalizerService:
             map_size_bytes=self._options.map_size_bytes,
             databases=DATABASES,
             quota_bytes=self._options.quota_bytes,
+            disk_reserve_bytes=self._options.disk_reserve_bytes,
             on_fatal=self._on_fatal,
             name=self.name,
         )

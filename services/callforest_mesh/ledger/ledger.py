@@ -122,7 +122,9 @@ class Ledger:
             if latest is not None:
                 before = AttemptKey(tenant, core.capture_key_of(rollout_id, latest))
                 view = session.view(before)
-                session.apply(before, view, core.seal(view, before.capture_key))
+                # What was forgotten was sealed.
+                if view or not session.log.was_forgotten(tenant, rollout_id, latest):
+                    session.apply(before, view, core.seal(view, before.capture_key))
             attempt = AttemptKey(tenant, core.capture_key_of(rollout_id, number))
             opened = core.opened_event(tenant, rollout_id, number, request_id, mode)
             session.apply(attempt, None, Decision(None, (opened,)))
@@ -187,6 +189,24 @@ class Ledger:
     async def seal(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
         """Fix an attempt's epoch, revision and pending calls."""
         return await self._change(attempt, core.seal)
+
+    async def forget(self, attempt: AttemptKey) -> int:
+        """Remove the log of a sealed attempt; give how many events it had, 0 without a log.
+
+        Raises:
+            Refusal: ATTEMPT_NOT_SEALED.
+        """
+
+        def run(session: _Session) -> int:
+            view = session.view(attempt)
+            if view is None:
+                return 0
+            if view.state != SEALED:
+                raise refusals.attempt_not_sealed(attempt.capture_key, view.state)
+            session.views.forget(attempt)
+            return session.log.forget(view.opened)
+
+        return await self._run(run, _unchanged, reserve=True)
 
     async def has_rows(self, attempt: AttemptKey) -> bool:
         """Say whether a call of the attempt committed or failed (LED-2)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from callforest.capture.v1 import capture_admission_pb2
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 
@@ -34,6 +34,16 @@ def attempt_sealed(capture_key: str, call_id: str) -> Refusal:
         "the attempt is sealed; its manifest is final",
         capture_key=capture_key,
         call_id=call_id,
+    )
+
+
+def attempt_not_sealed(capture_key: str, state: attempt_pb2.AttemptState.ValueType) -> Refusal:
+    """Refuse to forget an attempt that may still get rows."""
+    return Refusal(
+        er.ERROR_REASON_ATTEMPT_NOT_SEALED,
+        "only a sealed attempt can be forgotten",
+        capture_key=capture_key,
+        state=attempt_pb2.AttemptState.Name(state),
     )
 
 

@@ -9,6 +9,8 @@ from typing import TypeAlias, TypeVar, cast
 import grpc.aio
 
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, item_pb2
+from callforest.ledger.v1 import ledger_care_service_pb2 as care_pb
+from callforest.ledger.v1 import ledger_care_service_pb2_grpc as care_rpc
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
@@ -164,6 +166,25 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         raise malformed(entry.DESCRIPTOR.full_name, fault)
 
 
+class LedgerCareServicer(care_rpc.LedgerCareServiceServicer):
+    """Serves whoever looks after the ledger's store.
+
+    Args:
+        ledger: answers.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def ForgetAttempt(
+        self,
+        request: care_pb.ForgetAttemptRequest,
+        context: _Unary[care_pb.ForgetAttemptRequest, care_pb.ForgetAttemptResponse],
+    ) -> care_pb.ForgetAttemptResponse:
+        """Remove the log of a sealed attempt."""
+        return care_pb.ForgetAttemptResponse(event_count=await self._ledger.forget(_key(request)))
+
+
 _Keyed: TypeAlias = (
     pb.GetCallRequest
     | pb.CloseAdmissionsRequest
@@ -171,6 +192,7 @@ _Keyed: TypeAlias = (
     | pb.SealAttemptRequest
     | pb.GetManifestRequest
     | pb.HasRowsRequest
+    | care_pb.ForgetAttemptRequest
 )
 
 
