@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Final, cast
 
 import grpc.aio
@@ -42,6 +43,8 @@ class GatewayService:
         admission: judges calls.
         ledger: keeps their rows.
         worker: generates and captures.
+        new_id: names calls.
+        now_ns: the wall clock, nanoseconds since the epoch.
         telemetry: what it says of its work.
     """
 
@@ -53,6 +56,8 @@ class GatewayService:
         ledger: LedgerClient,
         worker: WorkerClient,
         *,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        now_ns: Callable[[], int] = time.time_ns,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
@@ -66,12 +71,12 @@ class GatewayService:
             worker,
             configuration,
             options,
-            new_id=_new_id,
-            now_ns=time.time_ns,
+            new_id=new_id,
+            now_ns=now_ns,
             telemetry=telemetry,
         )
         measuring = Measuring(
-            admission, worker, configuration, options, new_id=_new_id, now_ns=time.time_ns
+            admission, worker, configuration, options, new_id=new_id, now_ns=now_ns
         )
         work = Work(_reader(options), self._calls, measuring)
         self._edge = Edge(options, drain, work, ledger, worker, telemetry)
