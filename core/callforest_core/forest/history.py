@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
-from callforest_core.lineage.atoms import ANSWER_KINDS, item_atoms
+from callforest_core.lineage.atoms import item_atoms
 from callforest_core.lineage.fingerprint import UnreadableItemError
 from callforest_core.lineage.items import Dialect, ItemsError, response_items
 
@@ -206,15 +206,15 @@ def _passage(items: Sequence[object], response_id: str) -> Passage:
 def _shown(item: object) -> list[ShownItem] | None:
     """Give what a model wrote in an item, nothing for one that says nothing; None else."""
     try:
-        atoms = item_atoms(item).atoms
+        read = item_atoms(item)
     except UnreadableItemError as error:
         if _is_observation(item):
             return None
         raise _unreadable(error.fact) from error
-    if not atoms:
-        return []
-    if not all(atom[0] in ANSWER_KINDS for atom in atoms):
+    if read.spelling is None:
         return None
+    if not read.atoms:
+        return []
     given = item.get("id") if isinstance(item, dict) else None
     return [ShownItem(item, (given,) if isinstance(given, str) and given else ())]
 

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError, Message
 
 from callforest.capture.v1 import receipt_pb2
 from callforest.finalizer.v1 import row_log_pb2
+from callforest_core.forest.receipts import receipt_digest
 from callforest_mesh.chassis.store_fault import StoreFault
 from callforest_mesh.chassis.store_snapshot import StoreSnapshot
-from callforest_mesh.finalizer.receipts import receipt_digest
 from callforest_mesh.finalizer.store import tenant_key, tenant_prefix
 
 _TENANT_BYTES: Final = 8
