@@ -194,7 +194,7 @@ def _passage(items: Sequence[object], response_id: str) -> Passage:
     for item in items:
         shown = _shown(item)
         if shown is not None:
-            run += shown
+            run.append(shown)
         elif run:
             runs.append(tuple(run))
             run = []
@@ -203,8 +203,8 @@ def _passage(items: Sequence[object], response_id: str) -> Passage:
     return Passage(tuple(runs), response_id)
 
 
-def _shown(item: object) -> list[ShownItem] | None:
-    """Give what a model wrote in an item, nothing for one that says nothing; None else."""
+def _shown(item: object) -> ShownItem | None:
+    """Give an item that a model wrote, one that says nothing too; None for another's."""
     try:
         read = item_atoms(item)
     except UnreadableItemError as error:
@@ -213,10 +213,8 @@ def _shown(item: object) -> list[ShownItem] | None:
         raise _unreadable(error.fact) from error
     if read.spelling is None:
         return None
-    if not read.atoms:
-        return []
     given = item.get("id") if isinstance(item, dict) else None
-    return [ShownItem(item, (given,) if isinstance(given, str) and given else ())]
+    return ShownItem(item, (given,) if isinstance(given, str) and given else ())
 
 
 def _is_observation(item: object) -> bool:
