@@ -18,7 +18,17 @@ from callforest_client.ledger import LedgerClient
 from callforest_mesh.admission.service import AdmissionOptions, AdmissionService
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.ledger.service import LedgerOptions, LedgerService
-from tests.unit.ledger.calls import FIRST, SECOND, TENANT, failure, intent, record, said, user
+from tests.unit.ledger.calls import (
+    FIRST,
+    SECOND,
+    TENANT,
+    failure,
+    intent,
+    record,
+    said,
+    user,
+    withdrawal,
+)
 from tests.unit.ledger.forest_calls import (
     CHAIN,
     ENGINE,
@@ -40,12 +50,16 @@ class Mesh:
 
 
 @pytest.fixture
-async def mesh(open_service: ServiceOpener, tmp_path: Path) -> AsyncIterator[Mesh]:
+async def mesh(
+    open_service: ServiceOpener, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Mesh]:
+    """Serve both; Admission opens attempts in chain mode unless the test's parameter is True."""
     ledger_drain, drain = Drain(), Drain()
     options = LedgerOptions(tmp_path / "ledger", map_size_bytes=64 << 20, quota_bytes=32 << 20)
     ledger_channel = await open_service(LedgerService(options, ledger_drain), ledger_drain)
     behind = LedgerClient(ledger_channel, tenant="nobody", timeout_s=WAIT_S)
-    channel = await open_service(AdmissionService(AdmissionOptions(), drain, behind), drain)
+    chosen = AdmissionOptions(forest=getattr(request, "param", False))
+    channel = await open_service(AdmissionService(chosen, drain, behind), drain)
     mesh = Mesh(
         AdmissionClient(channel, tenant=TENANT, timeout_s=WAIT_S),
         LedgerClient(ledger_channel, tenant=TENANT, timeout_s=WAIT_S),
@@ -164,6 +178,48 @@ async def test_chain_mode_is_measured_alike(mesh: Mesh) -> None:
     await mesh.ledger.record(record("a"))
     measured = await mesh.admission.measure(intent("b", SECOND))
     assert measured == await mesh.admission.admit(intent("b", SECOND))
+
+
+@pytest.mark.requirement("CFG-1")
+@pytest.mark.parametrize("mesh", [True], indirect=True)
+async def test_an_attempt_without_a_mode_is_of_that_of_the_mesh(mesh: Mesh) -> None:
+    request = request_id()
+    opened = await mesh.admission.open_attempt("r1", request_id=request)
+    assert opened.mode == FOREST, "resolved, and stored so"
+    assert (await mesh.ledger.manifest("r1")).attempt.mode == FOREST
+    assert await mesh.admission.open_attempt("r1", request_id=request, mode=FOREST) == opened
+    chain = await mesh.admission.open_attempt("r2", request_id=request_id(), mode=CHAIN)
+    assert chain.mode == CHAIN, "who asks for a mode gets it"
+
+
+@pytest.mark.requirement("LED-1", "LED-2", "CAP-13")
+async def test_a_withdrawn_call_is_settled_shown_and_announced_anew(mesh: Mesh) -> None:
+    await mesh.admission.open_attempt("r1", request_id=request_id(), mode=FOREST)
+    await mesh.admission.admit(forest_intent("w"))
+    withdrawn = withdrawal("w", detail="the context is too long")
+    await mesh.ledger.record_withdrawal(withdrawn)
+    settled = await mesh.ledger.await_settled("r1", wait_s=0.0)
+    assert not settled.pending_call_ids
+    assert not await mesh.ledger.has_rows("r1")
+    manifest = await mesh.ledger.manifest("r1")
+    assert manifest.withdrawals == [withdrawn]
+    assert (manifest.records, manifest.failures) == ([], [])
+    assert (await mesh.ledger.get_call("r1", "w")).withdrawal == withdrawn
+    late = mesh.ledger.record(forest_record("w"))
+    assert await reason(late) == er.ERROR_REASON_CALL_MISMATCH
+    verdict = await mesh.admission.admit(forest_intent("w"))
+    assert not verdict.HasField("earlier")
+    await mesh.ledger.record(forest_record("w"))
+    repeat = await mesh.admission.admit(forest_intent("w"))
+    assert repeat.earlier.state == capture_admission_pb2.EARLIER_STATE_COMMITTED
+
+
+@pytest.mark.requirement("CAP-11")
+async def test_a_call_of_forest_mode_without_a_configuration_is_malformed(mesh: Mesh) -> None:
+    await mesh.admission.open_attempt("r1", request_id=request_id(), mode=FOREST)
+    bare = forest_intent("a", engine=b"")
+    assert await reason(mesh.admission.admit(bare)) == er.ERROR_REASON_INVALID_MESSAGE
+    assert await reason(mesh.admission.measure(bare)) == er.ERROR_REASON_INVALID_MESSAGE
 
 
 @pytest.mark.requirement("LED-9")

@@ -10,6 +10,7 @@ from callforest.admission.v1 import admission_service_pb2 as pb
 from callforest.admission.v1 import admission_service_pb2_grpc as rpc
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest_client import unary
+from callforest_client.capture_mode import of_mode
 from callforest_client.item_stream import ItemStream
 from callforest_client.streams import ADMIT_CALLS
 
@@ -43,13 +44,16 @@ class AdmissionClient:
         Args:
             rollout_id: the logical rollout.
             request_id: a UUID; a repeat with it gets the first answer.
-            mode: how its calls are found; unspecified for chain mode.
+            mode: how its calls are found; unspecified for the one that Admission is set to.
+
+        Raises:
+            RefusedError: MODE_MISMATCH, among others: the attempt is of another mode.
         """
         request = pb.OpenAttemptRequest(
             tenant=self._tenant, rollout_id=rollout_id, request_id=request_id, mode=mode
         )
         response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
-        return response.attempt
+        return of_mode(response.attempt, mode)
 
     async def admit(
         self, intent: attempt_pb2.CallIntent, *, traceparent: str = ""

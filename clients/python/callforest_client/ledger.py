@@ -12,6 +12,7 @@ from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admissio
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client import unary
+from callforest_client.capture_mode import of_mode
 from callforest_client.errors import UnavailableError
 from callforest_client.item_stream import ItemStream
 from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
@@ -36,6 +37,11 @@ class Manifest:
     def failures(self) -> list[attempt_pb2.CallFailure]:
         """The calls that were not captured."""
         return [one.failure for one in self.entries if one.WhichOneof("entry") == "failure"]
+
+    @property
+    def withdrawals(self) -> list[attempt_pb2.CallWithdrawal]:
+        """The calls that were refused before anything was generated; they mask nothing."""
+        return [one.withdrawal for one in self.entries if one.WhichOneof("entry") == "withdrawal"]
 
 
 class LedgerClient:
@@ -63,12 +69,16 @@ class LedgerClient:
         request_id: str,
         mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
     ) -> attempt_pb2.Attempt:
-        """Open the next attempt of a rollout; the one before is sealed."""
+        """Open the next attempt of a rollout; the one before is sealed.
+
+        Raises:
+            RefusedError: MODE_MISMATCH, among others: the ledger opened it in another mode.
+        """
         request = pb.OpenAttemptRequest(
             tenant=self._tenant, rollout_id=rollout_id, request_id=request_id, mode=mode
         )
         response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
-        return response.attempt
+        return of_mode(response.attempt, mode)
 
     async def record_intent(
         self,
@@ -151,7 +161,7 @@ class LedgerClient:
         timeout_s: float | None = None,
         traceparent: str = "",
     ) -> pb.CommittedEntry:
-        """Settle a call that was definitely refused before it was generated."""
+        """Settle a call that was definitely refused before it was generated; it masks nothing."""
         return await self._commits.send(
             attempt_pb2.ManifestEntry(withdrawal=withdrawal),
             tenant=self._tenant,

@@ -9,7 +9,7 @@ import { randomUUID } from "node:crypto";
 
 import { type Client, createClient, type Transport } from "@connectrpc/connect";
 
-import { peerUnavailable } from "./errors.js";
+import { modeMismatch, peerUnavailable } from "./errors.js";
 import {
   AdmissionService,
   type Attempt,
@@ -55,7 +55,7 @@ export interface OpenRollout {
 
 /** What the opening of an attempt may be told. */
 export interface OpenOptions {
-  /** How its calls are found and which of them train; unspecified, for chain mode, unless given. */
+  /** How its calls are found and which train; unspecified, for the mesh's, unless given. */
   readonly mode?: CaptureMode;
 }
 
@@ -110,6 +110,10 @@ export class RolloutOwner {
       this.#timeoutMs,
     );
     const opened = present(attempt, "Admission");
+    // A service of an older release knows no modes and opens a chain.
+    if (mode !== CaptureMode.UNSPECIFIED && opened.mode !== mode) {
+      throw modeMismatch(opened.captureKey, CaptureMode[mode], CaptureMode[opened.mode]);
+    }
     return { rolloutId, captureKey: opened.captureKey, attempt: opened };
   }
 

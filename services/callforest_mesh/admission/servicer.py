@@ -37,12 +37,19 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         ledger: decides and remembers.
         drain: when begun, item streams end.
         telemetry: what it says of its work.
+        mode: of the attempts that are opened without one.
     """
 
     def __init__(
-        self, ledger: LedgerClient, drain: Drain, telemetry: ServiceTelemetry = SILENT
+        self,
+        ledger: LedgerClient,
+        drain: Drain,
+        telemetry: ServiceTelemetry = SILENT,
+        *,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_CHAIN,
     ) -> None:
         self._ledger = ledger
+        self._mode = mode
         self._calls = ItemServer(
             ADMIT_CALLS,
             self._admit,
@@ -64,7 +71,7 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         """Open the next attempt of a rollout."""
         ledger = self._ledger.for_tenant(request.tenant)
         opening = ledger.open_attempt(
-            request.rollout_id, request_id=request.request_id, mode=request.mode
+            request.rollout_id, request_id=request.request_id, mode=request.mode or self._mode
         )
         return pb.OpenAttemptResponse(attempt=await _in_time(opening, context.time_remaining()))
 

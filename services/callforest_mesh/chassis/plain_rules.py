@@ -24,7 +24,7 @@ Holds: TypeAlias = Callable[[Message], bool]
 _Test: TypeAlias = Callable[[object], bool]
 
 # The one shape of pattern that Python's expressions certainly take as RE2 does.
-_PATTERN: Final = re.compile(r"\^(\[[A-Za-z0-9._~-]+\]\+)\$")
+_PATTERN: Final = re.compile(r"\^(\[[A-Za-z0-9._~!-]+\](?:\+|\{0,[0-9]+\}))\$")
 _SIZES: Final = frozenset({"len", "min_len", "max_len"})
 _BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte"})
 

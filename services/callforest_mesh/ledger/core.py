@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
+from callforest_client.capture_mode import mode_name
 from callforest_core.lineage.forest_view import CANDIDATES_SHOWN
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
@@ -25,7 +26,7 @@ from callforest_mesh.ledger.attempt import (
     SEALED,
     AttemptView,
 )
-from callforest_mesh.ledger.verdicts import UNRESOLVED_PARENT, judge, mode_name
+from callforest_mesh.ledger.verdicts import UNRESOLVED_PARENT, judge
 
 AnswerT = TypeVar("AnswerT")
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
+from callforest_client.capture_mode import mode_name
 from callforest_client.source_codec import source_probe_from_proto
 from callforest_core.lineage.chain import (
     ChainProbe,
@@ -159,8 +160,3 @@ def _resolve(chain: ChainView, probe: capture_admission_pb2.ChainProbe) -> Verdi
     return chain.resolve(
         ChainProbe(probe.assistant_fingerprint, probe.context_digests, probe.item_count)
     )
-
-
-def mode_name(mode: attempt_pb2.CaptureMode.ValueType) -> str:
-    """Name a mode for a person."""
-    return attempt_pb2.CaptureMode.Name(mode).removeprefix("CAPTURE_MODE_").lower()
