@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -25,15 +24,17 @@ from tests.robustness.fuzz_rpc import fault_of_status
 from tests.robustness.mutation import broken_json, wrong_at_every_key
 
 SEED = 0
+REQUESTS = 400
 TURNS = 3
 BODIES = {CHAT: CHAT_BODY, RESPONSES: RESPONSES_BODY}
 PATHS = {CHAT: "v1/chat/completions", RESPONSES: "v1/responses"}
 
 
-def bodies(api: pb.CompletionApi.ValueType, chance: random.Random) -> Iterator[bytes]:
-    yield from wrong_at_every_key(BODIES[api])
-    yield from broken_json(BODIES[api], chance)
-    yield json.dumps(BODIES[api]).encode()
+def bodies(api: pb.CompletionApi.ValueType, chance: random.Random) -> list[bytes]:
+    """Give some broken requests, and a whole one."""
+    broken = [*wrong_at_every_key(BODIES[api]), *broken_json(BODIES[api], chance)]
+    whole = json.dumps(BODIES[api]).encode()
+    return [*chance.sample(broken, min(REQUESTS, len(broken))), whole]
 
 
 async def calls_of(mesh: FirstPathMesh, key: str, api: pb.CompletionApi.ValueType) -> list[str]:
