@@ -303,6 +303,8 @@ class SourceHistory:
     def _keep_id(self, native_id: object) -> None:
         if not isinstance(native_id, str) or not 0 < len(native_id) <= NATIVE_ID_LENGTH_MAX:
             return
+        if not native_id.isascii():
+            return  # no call has such a name, and half a surrogate pair has no UTF-8
         if native_id not in self.native_ids and len(self.native_ids) < NATIVE_IDS_MAX:
             self.native_ids = (*self.native_ids, native_id)
 

@@ -314,6 +314,13 @@ def test_what_cannot_be_read_is_no_history(reader: ForestReader, histories: Hist
     assert len(histories) == 0
 
 
+def test_ids_that_cannot_be_sent_name_no_call(reader: ForestReader) -> None:
+    ids = ["\ud800", "x" * 300, "", 5, "msg_1"]
+    said = [{"role": "assistant", "content": "x", "id": one} for one in ids]
+    request = reader.read("k", body_of(RESPONSES, [GO, *said, GO]), RESPONSES)
+    assert list(probe_of(request).native_ids) == ["msg_1"]
+
+
 def test_options_without_normal_form_match_nothing(reader: ForestReader) -> None:
     odd = {"chat_template_kwargs": {"n": 2**70}}
     one = probe_of(reader.read("k", body_of(CHAT, [GO], seed=1, **odd), CHAT))
