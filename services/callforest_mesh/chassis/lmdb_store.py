@@ -25,7 +25,7 @@ from callforest_core.refusal import Refusal
 from callforest_mesh.chassis import lmdb_environment as environment
 from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.chassis.errors import draining, overloaded
-from callforest_mesh.chassis.store_opening import foreign, open_store
+from callforest_mesh.chassis.store_opening import foreign, mark_made, open_store
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.transaction import (
     FORMAT_DATABASE,
@@ -243,6 +243,7 @@ class LmdbStore:
             for name in (FORMAT_DATABASE, *self._names):
                 self._databases[name] = self._env.open_db(name.encode())
             self._mark()
+            mark_made(self._path)
         except BaseException:
             self._opened.close()
             raise

@@ -36,7 +36,11 @@ class StoreHold:
             fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.release()
-            does = "has it open; stop it first" if alone else "is compacting it; try again later"
+            does = (
+                "has it open; stop it first"
+                if alone
+                else "is compacting or verifying it; try again later"
+            )
             raise StoreInUseError(
                 f"the store in {path} is in use: another process {does}"
             ) from error

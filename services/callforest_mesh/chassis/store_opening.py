@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
@@ -12,6 +13,9 @@ from callforest_mesh.chassis import lmdb_environment
 from callforest_mesh.chassis.store_hold import StoreHold
 from callforest_mesh.chassis.store_walk import walk
 from callforest_mesh.chassis.transaction import FORMAT_DATABASE, FORMAT_KEY
+
+MADE_FILE: Final = "made"
+"""Says that the store was once whole: LMDB takes an empty file, or none, for a new store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,12 @@ def open_store(
 
     Raises:
         StoreInUseError: the store is being compacted.
-        Refusal: STORE_CORRUPT, the file is no store, another program's, or a part is missing.
+        Refusal: STORE_CORRUPT, the file is no store, another program's, or a part or all of it is
+            missing.
     """
     hold = StoreHold(path)
     try:
+        _refuse_loss(path, name)
         environment = lmdb_environment.open_writable(
             path, map_size_bytes=map_size_bytes, databases_max=databases_max, durability=durability
         )
@@ -82,6 +88,11 @@ def open_store(
     return opened
 
 
+def mark_made(path: Path) -> None:
+    """Remember that the store's first commit is durable; the caller syncs the directory."""
+    (path / MADE_FILE).touch()
+
+
 def foreign(name: str, found: str) -> Refusal:
     """Make the refusal of a directory that is not this store's."""
     return Refusal(
@@ -100,3 +111,9 @@ def unreadable(name: str, fault: str, key: str = lmdb_environment.CONTENT_FILE) 
         store=name,
         key=key,
     )
+
+
+def _refuse_loss(path: Path, name: str) -> None:
+    file = path / lmdb_environment.CONTENT_FILE
+    if (path / MADE_FILE).exists() and not (file.exists() and file.stat().st_size):
+        raise unreadable(name, f"is empty or gone (for a new store, remove {path} as a whole)")

@@ -237,3 +237,25 @@ async def test_a_file_whose_head_is_damaged_is_not_opened(tmp_path: Path) -> Non
     with pytest.raises(Refusal, match="no store") as refused:
         make(tmp_path / "store")
     assert refused.value.facts == {"store": "test", "key": "data.mdb"}
+
+
+@pytest.mark.requirement("OPS-3")
+@pytest.mark.parametrize("loss", ["emptied", "removed"])
+async def test_a_file_that_is_gone_is_no_new_store(tmp_path: Path, loss: str) -> None:
+    store = make(tmp_path / "store")
+    await store.write(putting(b"a", b"x"))
+    await store.close()
+    file = tmp_path / "store" / "data.mdb"
+    if loss == "emptied":
+        file.write_bytes(b"")
+    else:
+        file.unlink()
+    with pytest.raises(Refusal, match="empty or gone") as refused:
+        make(tmp_path / "store")
+    assert refused.value.facts == {"store": "test", "key": "data.mdb"}
+    # A directory whose store was never whole is as good as none.
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "data.mdb").write_bytes(b"")
+    store = make(tmp_path / "new")
+    await store.write(putting(b"a", b"x"))
+    await store.close()
