@@ -20,6 +20,7 @@ from callforest_core.custody.digests import (
     exact_call_digest,
 )
 from callforest_core.custody.tokens import Logprobs, TokenIds, WideTokenIds
+from callforest_core.lineage.source import OutputSummary
 
 NO_FINGERPRINT_VERSION: Final = 0
 
@@ -291,7 +292,7 @@ class CallRecord:
         finish_reason: why generation stopped, "" when unknown.
         status: completion status of the served response, "" when unknown.
         versions: layout versions of the digests.
-
+        output: identifies the answer in a returned history, of forest mode, or None.
     """
 
     call_id: str
@@ -314,6 +315,7 @@ class CallRecord:
     finish_reason: str = ""
     status: str = ""
     versions: FormatVersions = FORMAT_VERSIONS
+    output: OutputSummary | None = None
 
     @property
     def custody(self) -> Custody:

@@ -24,7 +24,7 @@ Holds: TypeAlias = Callable[[Message], bool]
 _Test: TypeAlias = Callable[[object], bool]
 
 # The one shape of pattern that Python's expressions certainly take as RE2 does.
-_PATTERN: Final = re.compile(r"\^(\[[A-Za-z0-9._~-]+\]\+)\$")
+_PATTERN: Final = re.compile(r"\^(\[[A-Za-z0-9._~!-]+\](?:\+|\{0,[0-9]+\}))\$")
 _SIZES: Final = frozenset({"len", "min_len", "max_len"})
 _BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte"})
 
@@ -84,14 +84,20 @@ def _field_checks(field: FieldDescriptor, within: tuple[str, ...]) -> list[Holds
             raise _UnknownRuleError
         checks.append(_presence_of(field.name))
     if field.message_type is not None:
-        _known(rules, {"required"} if field.has_presence else set())
+        _known(rules, {"required"} if field.has_presence else {"repeated"})
         inner = _message_check(field.message_type, within)
-        if inner is _always:
-            return checks
         if not field.has_presence:
             if field.message_type.GetOptions().map_entry:
                 raise _UnknownRuleError
-            return [*checks, lambda message: all(inner(one) for one in get(message))]
+            if rules.HasField("repeated"):
+                _known(rules.repeated, {"max_items"})
+                most = rules.repeated.max_items
+                checks.append(lambda message: len(get(message)) <= most)
+            if inner is not _always:
+                checks.append(lambda message: all(inner(one) for one in get(message)))
+            return checks
+        if inner is _always:
+            return checks
         test = cast("_Test", inner)
     else:
         made = _value_test(field, rules)
@@ -113,9 +119,7 @@ def _value_test(field: FieldDescriptor, rules: validate_pb2.FieldRules) -> _Test
     if kind is None and not rules.cel:
         return None
     if kind == "repeated":
-        _known(rules.repeated, {"max_items"})
-        most = rules.repeated.max_items
-        return lambda value: len(cast("Sequence[object]", value)) <= most
+        return _repeated_test(rules.repeated)
     if field.is_repeated:
         raise _UnknownRuleError
     if kind == "string" and not rules.cel:
@@ -129,6 +133,22 @@ def _value_test(field: FieldDescriptor, rules: validate_pb2.FieldRules) -> _Test
         refused = frozenset(rules.enum.not_in)
         return lambda value: value not in refused
     raise _UnknownRuleError
+
+
+def _repeated_test(rules: validate_pb2.RepeatedRules) -> _Test:
+    """Make the test of a list of values; of their own rules those of strings are known."""
+    _known(rules, {"max_items", "items"})
+    most = rules.max_items
+    if not rules.HasField("items"):
+        return lambda value: len(cast("Sequence[object]", value)) <= most
+    _known(rules.items, {"string"})
+    one_holds = _string_test(rules.items.string)
+
+    def test(value: object) -> bool:
+        values = cast("Sequence[object]", value)
+        return len(values) <= most and all(one_holds(one) for one in values)
+
+    return test
 
 
 def _string_test(rules: validate_pb2.StringRules) -> _Test:

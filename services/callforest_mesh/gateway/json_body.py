@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from callforest_core.lineage.items import Item
@@ -45,6 +46,11 @@ def parse_body(body: bytes) -> Item:
 def write_json(value: object) -> bytes:
     """Write JSON without white space; ASCII, since half a surrogate pair has no UTF-8 form."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def write_items(items: Sequence[object]) -> bytes:
+    """Write values as they stand in a JSON list, without its brackets."""
+    return write_json(items)[1:-1]
 
 
 def _object(pairs: list[tuple[str, object]]) -> Item:

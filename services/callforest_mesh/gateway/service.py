@@ -19,9 +19,15 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway.core import ChainReader, RequestReader
 from callforest_mesh.gateway.edge import Edge
+from callforest_mesh.gateway.engine_configuration import EngineConfiguration
+from callforest_mesh.gateway.forest_reading import ForestReader
+from callforest_mesh.gateway.histories import Histories
+from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.servicer import GatewayServicer
+from callforest_mesh.gateway.work import Work
 
 __all__ = ["GatewayOptions", "GatewayService"]
 
@@ -57,17 +63,24 @@ class GatewayService:
         self._options = options
         ledger = ledger.for_tenant(options.tenant)
         worker = worker.for_tenant(options.tenant)
+        admission = admission.for_tenant(options.tenant)
+        configuration = EngineConfiguration(worker, required=options.forest)
         self._calls = Calls(
-            admission.for_tenant(options.tenant),
+            admission,
             ledger,
             worker,
+            configuration,
             options,
             new_id=new_id,
             now_ns=now_ns,
             telemetry=telemetry,
         )
-        self._edge = Edge(options, drain, self._calls, ledger, worker, telemetry)
-        self._servicer = GatewayServicer(options.tenant, self._calls, worker, drain, telemetry)
+        measuring = Measuring(
+            admission, worker, configuration, options, new_id=new_id, now_ns=now_ns
+        )
+        work = Work(_reader(options), self._calls, measuring)
+        self._edge = Edge(options, drain, work, ledger, worker, telemetry)
+        self._servicer = GatewayServicer(options.tenant, work, worker, drain, telemetry)
         self._runner: web.AppRunner | None = None
         self._url = ""
 
@@ -118,3 +131,13 @@ class GatewayService:
         if runner is not None:
             await runner.cleanup()
         await self._calls.settle(self._options.grace_s)
+
+
+def _reader(options: GatewayOptions) -> RequestReader:
+    if not options.forest:
+        return ChainReader()
+    return ForestReader(Histories(options.history_cache_bytes, options.history_cache_calls))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -24,7 +24,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def _shown(history: RecencyHistory) -> list[str]:
-    return [str(message["content"]) for message in history.context()]  # type: ignore[typeddict-item]
+    return [str(message.get("content")) for message in history.context()]
 
 
 @pytest.mark.requirement("CFG-2")

@@ -45,6 +45,17 @@ def test_a_report_counts_and_names() -> None:
     assert "receipt  group g slot 0  reward 0.5" in lines
 
 
+@pytest.mark.requirement("LED-2")
+def test_a_report_shows_what_was_withdrawn_apart_from_what_failed() -> None:
+    made = manifest(record("a"))
+    withdrawn = attempt_pb2.CallWithdrawal(call_id="w", reason="REQUEST_REFUSED", detail="too long")
+    entry = attempt_pb2.ManifestEntry(withdrawal=withdrawn)
+    made = type(made)(made.attempt, (*made.entries, entry))
+    lines = report(made, None)
+    assert lines[1] == "  1 calls committed, 0 failed, 1 withdrawn, 0 pending"
+    assert "  withdrawn w  REQUEST_REFUSED: too long" in lines
+
+
 def test_a_report_says_why_nothing_trains() -> None:
     made = manifest(record("a"))
     failure = attempt_pb2.CallFailure(

@@ -15,10 +15,12 @@ from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker.engine import (
     Engine,
     EngineRefusalError,
+    EngineRequest,
     EngineUnavailableError,
 )
 from callforest_mesh.worker.vllm.engine_messages import (
     describe_to_message,
+    measure_to_message,
     request_from_message,
     result_to_message,
 )
@@ -51,13 +53,23 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         context: _Context[pb.RunEngineRequest, pb.RunEngineResponse],
     ) -> pb.RunEngineResponse:
         """Generate one response."""
-        try:
-            asked = request_from_message(request)
-        except ValueError as error:
-            fault = [("prefix_token_ids", "must be whole 4-byte words")]
-            raise malformed("RunEngineRequest", "the prefix is broken", fault) from error
+        asked = _read_request(request)
         try:
             return result_to_message(await self._engine.generate(asked))
+        except EngineRefusalError as error:
+            raise _refused(error) from error
+        except EngineUnavailableError as error:
+            raise _unavailable(error) from error
+
+    async def MeasureEngine(
+        self,
+        request: pb.MeasureEngineRequest,
+        context: _Context[pb.MeasureEngineRequest, pb.MeasureEngineResponse],
+    ) -> pb.MeasureEngineResponse:
+        """Count the tokens of a prompt."""
+        asked = _read_request(request.run)
+        try:
+            return measure_to_message(await self._engine.measure(asked))
         except EngineRefusalError as error:
             raise _refused(error) from error
         except EngineUnavailableError as error:
@@ -83,6 +95,14 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
                 current_version=self._engine.describe().weight_version,
             ) from error
         return pb.LoadWeightsResponse(weight_version=request.weight_version)
+
+
+def _read_request(request: pb.RunEngineRequest) -> EngineRequest:
+    try:
+        return request_from_message(request)
+    except ValueError as error:
+        fault = [("prefix_token_ids", "must be whole 4-byte words")]
+        raise malformed("RunEngineRequest", "the prefix is broken", fault) from error
 
 
 def _refused(error: EngineRefusalError) -> Refusal:

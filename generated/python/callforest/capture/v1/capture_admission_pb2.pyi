@@ -96,7 +96,9 @@ class _HistoryMatchEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryM
     HISTORY_MATCH_EXACT: _HistoryMatch.ValueType  # 1
     """HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
     HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: _HistoryMatch.ValueType  # 2
-    """HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The worker must prove that its renderer gives the same tokens for both."""
+    """HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The
+    worker must prove that its renderer gives the same tokens for both.
+    """
 
 class HistoryMatch(_HistoryMatch, metaclass=_HistoryMatchEnumTypeWrapper):
     """HistoryMatch says in which sense a request's history is its predecessor's."""
@@ -106,7 +108,9 @@ HISTORY_MATCH_UNSPECIFIED: HistoryMatch.ValueType  # 0
 HISTORY_MATCH_EXACT: HistoryMatch.ValueType  # 1
 """HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
 HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: HistoryMatch.ValueType  # 2
-"""HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The worker must prove that its renderer gives the same tokens for both."""
+"""HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The
+worker must prove that its renderer gives the same tokens for both.
+"""
 Global___HistoryMatch: _TypeAlias = HistoryMatch  # noqa: Y015
 
 class _CaptureInput:

@@ -12,10 +12,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -73,7 +73,9 @@ class Receipt(_message.Message):
     terminal_call_id: _builtins.str
     """terminal_call_id names the scored call, when one was attributed."""
     terminal_selection: _builtins.str
-    """terminal_selection is the stage that attributed it: declared, response_id, content or heuristic."""
+    """terminal_selection is who attributed it: declared, response_id, content or heuristic; explicit for a
+    selection of the request, policy for a custom policy.
+    """
     terminal_trail: _builtins.str
     """terminal_trail lists what each stage found."""
     truncated: _builtins.bool
@@ -161,6 +163,7 @@ class ReceiptCall(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call."""
     digest: _builtins.bytes
@@ -171,6 +174,10 @@ class ReceiptCall(_message.Message):
     """reason says why the call is in or out, of forest mode: one of docs/protocol.md, section "Selection".
     No digest covers it.
     """
+    parent_call_id: _builtins.str
+    """parent_call_id names the call that this one continues, of forest mode; absent for a root and in chain
+    mode. With it a receipt alone says which row owns which loss.
+    """
     def __init__(
         self,
         *,
@@ -178,11 +185,14 @@ class ReceiptCall(_message.Message):
         digest: _builtins.bytes = ...,
         selected: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        parent_call_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "parent_call_id", b"parent_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "digest", b"digest", "reason", b"reason", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "digest", b"digest", "parent_call_id", b"parent_call_id", "reason", b"reason", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__parent_call_id: _TypeAlias = _typing.Literal["parent_call_id"]  # noqa: Y015
+    _WhichOneofArgType__parent_call_id: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_call_id) -> _WhichOneofReturnType__parent_call_id | None: ...
 
 Global___ReceiptCall: _TypeAlias = ReceiptCall  # noqa: Y015

@@ -40,7 +40,9 @@ class ReplaySummary(_message.Message):
     render_digest: _builtins.bytes
     """render_digest is the digest of the options that decide how items become tokens."""
     tool_content_digest: _builtins.bytes
-    """tool_content_digest is the chained digest of how answers that have no text spell that: 32 bytes, of forest mode; empty in chain mode."""
+    """tool_content_digest is the chained digest of how answers that have no text spell that:
+    32 bytes, of forest mode; empty in chain mode.
+    """
     def __init__(
         self,
         *,

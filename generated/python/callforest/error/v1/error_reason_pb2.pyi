@@ -78,9 +78,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: store, key.
     """
     ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 11
-    """ERROR_REASON_STORE_FULL: the store's quota is reached. Status RESOURCE_EXHAUSTED with a
-    google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
-    Metadata: store, used_bytes, quota_bytes.
+    """ERROR_REASON_STORE_FULL: the store's quota is reached, or its disk is almost full. Status
+    RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
+    Metadata: store, used_bytes, quota_bytes, free_bytes.
     """
     ERROR_REASON_ATTEMPT_NOT_FOUND: _ErrorReason.ValueType  # 20
     """ERROR_REASON_ATTEMPT_NOT_FOUND: no such attempt was opened. Status NOT_FOUND.
@@ -310,9 +310,9 @@ never served; verify the store.
 Metadata: store, key.
 """
 ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 11
-"""ERROR_REASON_STORE_FULL: the store's quota is reached. Status RESOURCE_EXHAUSTED with a
-google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
-Metadata: store, used_bytes, quota_bytes.
+"""ERROR_REASON_STORE_FULL: the store's quota is reached, or its disk is almost full. Status
+RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
+Metadata: store, used_bytes, quota_bytes, free_bytes.
 """
 ERROR_REASON_ATTEMPT_NOT_FOUND: ErrorReason.ValueType  # 20
 """ERROR_REASON_ATTEMPT_NOT_FOUND: no such attempt was opened. Status NOT_FOUND.

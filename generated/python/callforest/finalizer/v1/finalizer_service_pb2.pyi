@@ -183,6 +183,7 @@ class FinalizeGroupResponse(_message.Message):
     ROW_IDS_FIELD_NUMBER: _builtins.int
     DROP_REASON_FIELD_NUMBER: _builtins.int
     HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_WANTED_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the group's position in the row log."""
     drop_reason: _builtins.str
@@ -190,6 +191,10 @@ class FinalizeGroupResponse(_message.Message):
     heuristic_fraction: _builtins.float
     """heuristic_fraction is the part of its rollouts whose scored call was chosen by the heuristic over
     parent links, not by a witness (metric finalize/terminal_selection_heuristic_fraction).
+    """
+    replacement_wanted: _builtins.bool
+    """replacement_wanted is set when the group was dropped because too few of its rollouts could be verified
+    (drop_reason below_min_valid_fraction): its owner should run another, within its own budget.
     """
     @_builtins.property
     def row_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -202,10 +207,11 @@ class FinalizeGroupResponse(_message.Message):
         row_ids: _abc.Iterable[_builtins.str] | None = ...,
         drop_reason: _builtins.str = ...,
         heuristic_fraction: _builtins.float = ...,
+        replacement_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "heuristic_fraction", b"heuristic_fraction", "row_ids", b"row_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "heuristic_fraction", b"heuristic_fraction", "replacement_wanted", b"replacement_wanted", "row_ids", b"row_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,6 +436,76 @@ class GetRowLogResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRowLogResponse: _TypeAlias = GetRowLogResponse  # noqa: Y015
+
+@_typing.final
+class GetGroupRequest(_message.Message):
+    """GetGroupRequest names a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant owns the group."""
+    group_id: _builtins.str
+    """group_id names the group."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        group_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGroupRequest: _TypeAlias = GetGroupRequest  # noqa: Y015
+
+@_typing.final
+class GetGroupResponse(_message.Message):
+    """GetGroupResponse is the group, or a frame of a large one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batch(self) -> _group_batch_pb2.GroupBatch:
+        """batch is the group."""
+
+    @_builtins.property
+    def begin(self) -> _frame_pb2.FrameBegin:
+        """begin announces a large group."""
+
+    @_builtins.property
+    def chunk(self) -> _frame_pb2.FrameChunk:
+        """chunk is a part of it."""
+
+    @_builtins.property
+    def end(self) -> _frame_pb2.FrameEnd:
+        """end closes it."""
+
+    def __init__(
+        self,
+        *,
+        batch: _group_batch_pb2.GroupBatch | None = ...,
+        begin: _frame_pb2.FrameBegin | None = ...,
+        chunk: _frame_pb2.FrameChunk | None = ...,
+        end: _frame_pb2.FrameEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["batch", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___GetGroupResponse: _TypeAlias = GetGroupResponse  # noqa: Y015
 
 @_typing.final
 class GetReceiptRequest(_message.Message):

@@ -25,8 +25,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class LedgerEvent(_message.Message):
     """LedgerEvent is one entry of an attempt's log: what the ledger stores, and all that it stores. The
-    state of an attempt is what its events say in order; everything else is rebuilt from them. An entry
-    is never changed or removed. A reader that does not know an event must refuse the log.
+    state of an attempt is what its events say in order; everything else is rebuilt from them. An entry is
+    never changed, and removed only with its whole log (LedgerCareService.ForgetAttempt). A reader that does
+    not know an event must refuse the log.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

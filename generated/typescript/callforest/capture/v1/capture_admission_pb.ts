@@ -654,7 +654,8 @@ export enum HistoryMatch {
   EXACT = 1,
 
   /**
-   * HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The worker must prove that its renderer gives the same tokens for both.
+   * HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The
+   * worker must prove that its renderer gives the same tokens for both.
    *
    * @generated from enum value: HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT = 2;
    */

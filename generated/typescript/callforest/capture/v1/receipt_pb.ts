@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/receipt.proto.
  */
 export const file_callforest_capture_v1_receipt: GenFile = /*@__PURE__*/
-  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIokFCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCRITCgt0cmFjZXBhcmVudBgUIAEoCRIwCgRtb2RlGBUgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlEhgKEHNlbGVjdGlvbl9wb2xpY3kYFiABKAkSGQoRc2VsZWN0ZWRfY2FsbF9pZHMYFyADKAkSJgoebG9uZ2VzdF9nZW5lcmF0aW9uX3Rva2VuX2NvdW50GBggASgEEhoKEmVudmlyb25tZW50X21hc2tlZBgZIAEoCEITChFfdGVybWluYWxfY2FsbF9pZCJQCgtSZWNlaXB0Q2FsbBIPCgdjYWxsX2lkGAEgASgJEg4KBmRpZ2VzdBgCIAEoDBIQCghzZWxlY3RlZBgDIAEoCBIOCgZyZWFzb24YBCABKAliBnByb3RvMw", [file_callforest_capture_v1_attempt]);
+  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIokFCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCRITCgt0cmFjZXBhcmVudBgUIAEoCRIwCgRtb2RlGBUgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlEhgKEHNlbGVjdGlvbl9wb2xpY3kYFiABKAkSGQoRc2VsZWN0ZWRfY2FsbF9pZHMYFyADKAkSJgoebG9uZ2VzdF9nZW5lcmF0aW9uX3Rva2VuX2NvdW50GBggASgEEhoKEmVudmlyb25tZW50X21hc2tlZBgZIAEoCEITChFfdGVybWluYWxfY2FsbF9pZCKAAQoLUmVjZWlwdENhbGwSDwoHY2FsbF9pZBgBIAEoCRIOCgZkaWdlc3QYAiABKAwSEAoIc2VsZWN0ZWQYAyABKAgSDgoGcmVhc29uGAQgASgJEhsKDnBhcmVudF9jYWxsX2lkGAUgASgJSACIAQFCEQoPX3BhcmVudF9jYWxsX2lkYgZwcm90bzM", [file_callforest_capture_v1_attempt]);
 
 /**
  * Receipt says what a rollout contributes to training and why.
@@ -98,7 +98,8 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
   terminalCallId?: string | undefined;
 
   /**
-   * terminal_selection is the stage that attributed it: declared, response_id, content or heuristic.
+   * terminal_selection is who attributed it: declared, response_id, content or heuristic; explicit for a
+   * selection of the request, policy for a custom policy.
    *
    * @generated from field: string terminal_selection = 12;
    */
@@ -241,6 +242,14 @@ export type ReceiptCall = Message<"callforest.capture.v1.ReceiptCall"> & {
    * @generated from field: string reason = 4;
    */
   reason: string;
+
+  /**
+   * parent_call_id names the call that this one continues, of forest mode; absent for a root and in chain
+   * mode. With it a receipt alone says which row owns which loss.
+   *
+   * @generated from field: optional string parent_call_id = 5;
+   */
+  parentCallId?: string | undefined;
 };
 
 /**

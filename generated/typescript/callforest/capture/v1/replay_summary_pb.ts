@@ -51,7 +51,8 @@ export type ReplaySummary = Message<"callforest.capture.v1.ReplaySummary"> & {
   renderDigest: Uint8Array;
 
   /**
-   * tool_content_digest is the chained digest of how answers that have no text spell that: 32 bytes, of forest mode; empty in chain mode.
+   * tool_content_digest is the chained digest of how answers that have no text spell that:
+   * 32 bytes, of forest mode; empty in chain mode.
    *
    * @generated from field: bytes tool_content_digest = 5;
    */

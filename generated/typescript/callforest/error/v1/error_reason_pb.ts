@@ -122,9 +122,9 @@ export enum ErrorReason {
   STORE_CORRUPT = 10,
 
   /**
-   * ERROR_REASON_STORE_FULL: the store's quota is reached. Status RESOURCE_EXHAUSTED with a
-   * google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
-   * Metadata: store, used_bytes, quota_bytes.
+   * ERROR_REASON_STORE_FULL: the store's quota is reached, or its disk is almost full. Status
+   * RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
+   * Metadata: store, used_bytes, quota_bytes, free_bytes.
    *
    * @generated from enum value: ERROR_REASON_STORE_FULL = 11;
    */

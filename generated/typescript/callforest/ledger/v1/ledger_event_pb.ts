@@ -22,8 +22,9 @@ export const file_callforest_ledger_v1_ledger_event: GenFile = /*@__PURE__*/
 
 /**
  * LedgerEvent is one entry of an attempt's log: what the ledger stores, and all that it stores. The
- * state of an attempt is what its events say in order; everything else is rebuilt from them. An entry
- * is never changed or removed. A reader that does not know an event must refuse the log.
+ * state of an attempt is what its events say in order; everything else is rebuilt from them. An entry is
+ * never changed, and removed only with its whole log (LedgerCareService.ForgetAttempt). A reader that does
+ * not know an event must refuse the log.
  *
  * @generated from message callforest.ledger.v1.LedgerEvent
  */
