@@ -151,6 +151,10 @@ class Consumer:
             if row.kind == TRAINING:
                 self.judge.demand(row.slot not in masked, "masked is masked", *where)
                 self._train_row(batch, row)
+        present = {(one.capture_key, one.call_id) for one in batch.segments}
+        for receipt in batch.receipts:
+            chosen = {(receipt.capture_key, one.call_id) for one in receipt.calls if one.selected}
+            self.judge.demand(chosen <= present, "every selected call trains", *where)
         for number, segment in enumerate(batch.segments):
             owner = [
                 row.row_id

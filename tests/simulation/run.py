@@ -88,7 +88,12 @@ class _Play:
         chance = random.Random(f"run {seed}")
         self.network = Network(loop, random.Random(chance.getrandbits(64)))
         self.judge = Judge()
-        self.mesh = Mesh(self.network, random.Random(chance.getrandbits(64)), self.judge.generated)
+        self.mesh = Mesh(
+            self.network,
+            random.Random(chance.getrandbits(64)),
+            self.judge.generated,
+            forest=seed % 2 == 0,
+        )
         self.judge.watch(self.mesh.disks)
         plan = Plan(
             groups=chance.choice((10, 20)),
@@ -170,6 +175,7 @@ class _Play:
             await Life("auditor").start(self._audit())
         except CallforestError as error:
             self.judge.wrong("the owner is never refused", error)
+        self.judge.counts["forest runs"] += self.mesh.forest
 
     async def _audit(self) -> None:
         harness, judge = self.harness, self.judge
