@@ -348,14 +348,19 @@ class Judge:
         calls = [call.call_id for call in receipt.calls]
         self.demand(calls == attempt.order, "of all its records, in order", *where)
         if receipt.selection_policy == ALL_CAPTURED:
-            chosen = list(receipt.selected_call_ids)
-            in_order = [call_id for call_id in attempt.calls if call_id in chosen]
-            self.demand(chosen == in_order, "SEL-3 selection order is intent order", *where)
+            self._selected_in_order(attempt, list(receipt.selected_call_ids))
         wanted = self._mask(attempt, set(receipt.selected_call_ids))
         told = receipt.mask_reason
         if told == "terminal_not_attributed" and not rollout.declared_response_id:
             told = ""  # nobody said which call was scored
         self.demand(told == wanted, "LED-7 masked if and only if incomplete", *where, wanted)
+
+    def _selected_in_order(self, attempt: ModelAttempt, selected: list[str]) -> None:
+        """No call is selected before the one that it continues, whatever the clock said (SEL-3)."""
+        for place, call_id in enumerate(selected):
+            parent = attempt.calls[call_id].parent
+            before = not parent or parent in selected[:place] or parent not in selected
+            self.demand(before, "SEL-3 intent order", attempt.capture_key, parent, call_id)
 
     def _mask(self, attempt: ModelAttempt, selected: set[str]) -> str:
         """Say why a rollout must not train, "" if it must."""
