@@ -10,6 +10,8 @@ import grpc.aio
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.worker.v1 import engine_service_pb2 as pb
 from callforest.worker.v1 import engine_service_pb2_grpc as pb_grpc
+from callforest_core.custody.capture_input import require_proof
+from callforest_core.custody.errors import CandidateWithoutProofError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker.engine import (
@@ -99,10 +101,16 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
 
 def _read_request(request: pb.RunEngineRequest) -> EngineRequest:
     try:
-        return request_from_message(request)
+        asked = request_from_message(request)
+        if asked.evidence is not None:
+            require_proof(asked.evidence.match)
+    except CandidateWithoutProofError as error:
+        fault = [("history_match", "must say in which sense the histories match")]
+        raise malformed("RunEngineRequest", "the evidence proves nothing", fault) from error
     except ValueError as error:
         fault = [("prefix_token_ids", "must be whole 4-byte words")]
         raise malformed("RunEngineRequest", "the prefix is broken", fault) from error
+    return asked
 
 
 def _refused(error: EngineRefusalError) -> Refusal:
