@@ -51,6 +51,12 @@ def decide(
     return decide_capture_input(candidate, rendering, ENDS, ReasoningReader(text_of))
 
 
+def dropped(answer: list[int], shown: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """A captured answer, the prompt that shows some of it, and the history that shows it all."""
+    history = [*PROMPT, *answer, 4]
+    return history, [*PROMPT, *shown, 4, *NEXT], history
+
+
 @pytest.mark.requirement("ADM-5", "ADM-6")
 def test_a_proven_boundary_is_spliced_with_its_proof() -> None:
     captured, history = [*PROMPT, 31, 4], [*PROMPT, 30, 4]
@@ -95,6 +101,11 @@ def test_a_candidate_without_tokens_is_a_fault_and_no_root() -> None:
         ("turn_differs", [*PROMPT, 30, 4], [1, 21, 2, 3, 30, 4, *NEXT], [*PROMPT, 30, 4]),
         # The render of the whole leaves something out that is no reasoning.
         ("turn_differs", [*PROMPT, 30, 4], [1, 2, 3, 30, 4, *NEXT], [*PROMPT, 30, 4]),
+        # Or something behind it, or before a mark that is never closed.
+        ("turn_differs", *dropped([50, 51, 52, 30, 31], [50, 51, 52, 30])),
+        ("turn_differs", *dropped([50, 51, 52, 30, 31], [31])),
+        ("turn_differs", *dropped([51, 52, 30, 31], [31])),
+        ("turn_differs", *dropped([50, 51, 30], [50, 51])),
         ("nothing_follows", [*PROMPT, 30, 4], [*PROMPT, 30, 4], [*PROMPT, 30, 4]),
     ],
 )
@@ -214,6 +225,27 @@ def test_only_reasoning_that_was_lost_is_noted(
     decided = decide([*PROMPT, *captured, 4], [*history, *NEXT], history)
     assert decided.decision.is_spliced
     assert ("template_truncated_reasoning" in decided.decision.notes) == noted
+
+
+@pytest.mark.requirement("ADM-5", "ADM-6")
+@pytest.mark.bugcase("B02")
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ([50, 51, 52, 60, 30], [30]),
+        ([50, 51, 52, 30], [50, 52, 30]),  # the marks stay
+        ([51, 52, 60, 60, 30], [30]),  # the opening mark was the prompt's
+        ([51, 52, 60, 60, 30], [60, 30]),
+        ([30, 31, 52, 60, 30, 31], [30, 31]),  # the answer begins like its reasoning
+        ([51, 52, 30], [52, 30]),
+        ([60, 30, 60], [30, 60]),
+    ],
+)
+def test_reasoning_and_white_space_may_be_left_out(answer: list[int], shown: list[int]) -> None:
+    captured, prompt, history = dropped(answer, shown)
+    decided = decide(captured, prompt, history)
+    assert decided.decision.reason == ""
+    assert decided.token_ids.tolist() == [*captured, *NEXT]
 
 
 @pytest.mark.bugcase("B02", "B07")
