@@ -10,7 +10,6 @@ import grpc.aio
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.worker.v1 import engine_service_pb2 as pb
 from callforest.worker.v1 import engine_service_pb2_grpc as pb_grpc
-from callforest_core.custody.capture_input import require_proof
 from callforest_core.custody.errors import CandidateWithoutProofError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.validation import malformed
@@ -58,6 +57,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         asked = _read_request(request)
         try:
             return result_to_message(await self._engine.generate(asked))
+        except CandidateWithoutProofError as error:
+            raise _unproven() from error
         except EngineRefusalError as error:
             raise _refused(error) from error
         except EngineUnavailableError as error:
@@ -72,6 +73,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         asked = _read_request(request.run)
         try:
             return measure_to_message(await self._engine.measure(asked))
+        except CandidateWithoutProofError as error:
+            raise _unproven() from error
         except EngineRefusalError as error:
             raise _refused(error) from error
         except EngineUnavailableError as error:
@@ -101,16 +104,15 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
 
 def _read_request(request: pb.RunEngineRequest) -> EngineRequest:
     try:
-        asked = request_from_message(request)
-        if asked.evidence is not None:
-            require_proof(asked.evidence.match)
-    except CandidateWithoutProofError as error:
-        fault = [("history_match", "must say in which sense the histories match")]
-        raise malformed("RunEngineRequest", "the evidence proves nothing", fault) from error
+        return request_from_message(request)
     except ValueError as error:
         fault = [("prefix_token_ids", "must be whole 4-byte words")]
         raise malformed("RunEngineRequest", "the prefix is broken", fault) from error
-    return asked
+
+
+def _unproven() -> Refusal:
+    fault = [("history_match", "must say in which sense the histories match")]
+    return malformed("RunEngineRequest", "the evidence proves nothing", fault)
 
 
 def _refused(error: EngineRefusalError) -> Refusal:
