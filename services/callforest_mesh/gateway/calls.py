@@ -21,9 +21,11 @@ from callforest_client.admission import AdmissionClient
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError, reason_name
 from callforest_client.ledger import LedgerClient
 from callforest_client.worker import WorkerClient
+from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.call_attributes import verdict_attributes
 from callforest_mesh.chassis.telemetry import OK, SILENT, ServiceTelemetry
 from callforest_mesh.gateway import core
+from callforest_mesh.gateway.conversations import Conversations
 from callforest_mesh.gateway.life import (
     INVALID_COORDINATES,
     MISSING_COORDINATES,
@@ -94,8 +96,17 @@ class Calls:
         self._new_id = new_id
         self._now_ns = now_ns
         self._tasks: set[asyncio.Task[Served] | asyncio.Task[None]] = set()
+        self._conversations = Conversations()
         self._tracer = telemetry.tracer
         self._measures = LifeMeasures(telemetry.metrics, lambda: len(self._tasks))
+
+    def read(self, capture_key: str, body: bytes, dialect: Dialect) -> core.NormalisedRequest:
+        """Parse and judge a request of an attempt.
+
+        Raises:
+            HttpRefusal: it is malformed, or asks for what cannot be captured.
+        """
+        return core.read_request(body, dialect, self._conversations.get(capture_key))
 
     def begin(
         self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
@@ -152,6 +163,8 @@ class Calls:
 
     async def _lived(self, life: Life) -> Served:
         verdict = await self._admit(life)
+        request = life.request
+        self._conversations.keep(life.capture_key, request.conversation, len(request.body))
         life.admitted.set()
         try:
             return await self._answer(life, verdict)

@@ -37,8 +37,9 @@ from callforest_core.lineage.items import (
     request_items,
     response_items,
 )
-from callforest_core.lineage.replay import summarize_replay
+from callforest_core.lineage.replay import NORMALIZATION_VERSION, render_digest
 from callforest_mesh.gateway import responses
+from callforest_mesh.gateway.conversations import Conversation, read_conversation
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
 from callforest_mesh.gateway.json_body import parse_body, write_json
 from callforest_mesh.gateway.refusals import malformed
@@ -71,7 +72,7 @@ class NormalisedRequest:
             translated or asked for a stream.
         body_digest: SHA-256 of what was received.
         probe: what the ledger needs to find the predecessor.
-        scan: the request's fingerprints; None when an item that a model wrote cannot be read.
+        conversation: its items, and what they hash to.
         replay: the summary of the request; None when an item has no canonical form.
         streaming: how the response is to be streamed; None for a plain one.
         echo: what a Responses response says again of its request.
@@ -81,10 +82,15 @@ class NormalisedRequest:
     body: bytes
     body_digest: bytes
     probe: capture_admission_pb2.ChainProbe
-    scan: ConversationScan | None
+    conversation: Conversation
     replay: replay_summary_pb2.ReplaySummary | None
     streaming: Streaming | None = None
     echo: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def scan(self) -> ConversationScan | None:
+        """The request's fingerprints; None when an item that a model wrote cannot be read."""
+        return self.conversation.scan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,8 +108,15 @@ class ServedResponse:
     items: list[Item] | None
 
 
-def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequest:
+def read_request(
+    body: bytes, dialect: Dialect = Dialect.CHAT, known: Conversation | None = None
+) -> NormalisedRequest:
     """Parse and judge a request.
+
+    Args:
+        body: as received.
+        dialect: the API in which it is asked.
+        known: a conversation that this one may continue; saves hashing it again.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
@@ -123,15 +136,15 @@ def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequ
     if len(items) > ITEMS_MAX:
         where = "messages" if dialect is Dialect.CHAT else "input"
         raise malformed(f"`{where}` has more than {ITEMS_MAX} items.", where)
-    scan = _scan(items)
+    conversation = read_conversation(items, known)
     digest = hashlib.sha256(body).digest()
     return NormalisedRequest(
         dialect=dialect,
         body=forwarded,
         body_digest=digest,
-        probe=_probe(scan, digest, items),
-        scan=scan,
-        replay=_replay(items, {**chat, "instructions": fields.get("instructions")}),
+        probe=_probe(conversation.scan, digest, items),
+        conversation=conversation,
+        replay=_replay(conversation, {**chat, "instructions": fields.get("instructions")}),
         streaming=streaming,
         echo={} if dialect is Dialect.CHAT else responses.echo_of(fields),
     )
@@ -298,13 +311,6 @@ def _items(fields: Item, dialect: Dialect) -> list[object]:
     return request_items(fields, dialect)
 
 
-def _scan(items: list[object]) -> ConversationScan | None:
-    try:
-        return ConversationScan(items)
-    except UnreadableItemError:
-        return None
-
-
 def _probe(
     scan: ConversationScan | None, body_digest: bytes, items: list[object]
 ) -> capture_admission_pb2.ChainProbe:
@@ -351,14 +357,16 @@ def _fields(item: object) -> Item:
     return item if isinstance(item, dict) else {}
 
 
-def _replay(items: list[object], fields: Item) -> replay_summary_pb2.ReplaySummary | None:
+def _replay(conversation: Conversation, fields: Item) -> replay_summary_pb2.ReplaySummary | None:
+    if conversation.source_digest is None:
+        return None
     try:
-        summary = summarize_replay(items, fields)
+        rendering = render_digest(fields)
     except CanonicalJsonError:
         return None
     return replay_summary_pb2.ReplaySummary(
-        normalization_version=summary.normalization_version,
-        item_count=summary.item_count,
-        source_digest=summary.source_digest,
-        render_digest=summary.render_digest,
+        normalization_version=NORMALIZATION_VERSION,
+        item_count=len(conversation.items),
+        source_digest=conversation.source_digest,
+        render_digest=rendering,
     )

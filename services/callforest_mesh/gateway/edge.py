@@ -96,7 +96,7 @@ class Edge:
         self._refuse_when_draining()
         body = await self._read(request)
         begun = asyncio.get_running_loop().time()
-        normalised = core.read_request(body, dialect)
+        normalised = self._calls.read(capture_key, body, dialect)
         call = self._calls.begin(capture_key, normalised, traceparent=_traceparent(request))
         keep_alive_s = self._options.keep_alive_s
         answer = Answer(normalised, call, begun=begun, keep_alive_s=keep_alive_s)

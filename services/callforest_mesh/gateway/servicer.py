@@ -17,7 +17,6 @@ from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
-from callforest_mesh.gateway import core
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.refusals import HttpRefusal, attempt_not_found, unsupported
 
@@ -92,7 +91,7 @@ class GatewayServicer(rpc.GatewayServiceServicer):
             dialect = _DIALECTS.get(call.api)
             if dialect is None:
                 raise malformed("CompletionCall", "api is unknown", [("api", "is unknown here")])
-            normalised = core.read_request(call.request, dialect)
+            normalised = self._calls.read(call.capture_key, call.request, dialect)
             if normalised.streaming is not None:
                 raise unsupported("stream", "A result comes whole here. Ask without `stream`.")
             served = await self._calls.serve(
