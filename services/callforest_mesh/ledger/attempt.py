@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_event_pb2
@@ -27,8 +27,7 @@ class LogError(ValueError):
         self.fact = fact
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptKey:
+class AttemptKey(NamedTuple):
     """Names an attempt: its tenant and its capture key."""
 
     tenant: str
