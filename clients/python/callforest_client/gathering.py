@@ -10,8 +10,8 @@ from typing import Final
 
 _CROWD: Final = 4
 """Callers at work from which waiting for more of them pays; below it nothing ever waits."""
-_CROWD_FULL: Final = 16
-"""Callers at work from which the whole linger is waited."""
+_CROWD_FULL: Final = 64
+"""Callers at work from which the whole linger is waited; fewer wait in proportion."""
 _CROWD_KEPT_S: Final = 0.1
 """How long a crowd counts after it was seen."""
 _GATHERED_MAX: Final = 32

@@ -91,8 +91,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
         spec: the stream's messages.
         connect: opens the RPC, a stub's method; called again after a break.
         unanswered_max: callers beyond this many wait for a place.
-        linger_s: how long to gather items at most, once several callers are at work; 0 never
-            waits.
+        linger_s: how long to gather items at most, with many callers at work (fewer wait for
+            less, and a few never); 0 never waits.
         renew_s: age from which a stream takes nothing new and another is opened.
     """
 
@@ -102,7 +102,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         connect: Callable[..., object],
         *,
         unanswered_max: int = 1024,
-        linger_s: float = 0.005,
+        linger_s: float = 0.02,
         renew_s: float = RENEW_S,
     ) -> None:
         self._spec = spec
