@@ -9,7 +9,7 @@ import asyncio
 import functools
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, cast
 
@@ -43,7 +43,10 @@ _RESULT_OVERHEAD_BYTES = 64
 _ERROR_FIELD = "error"
 UNANSWERED_MAX = 1024
 
-Handler: TypeAlias = Callable[[item_pb2.ItemContext, PayloadT], Awaitable[ResultT]]
+Handler: TypeAlias = Callable[
+    [item_pb2.ItemContext, PayloadT],
+    Coroutine[object, object, ResultT] | asyncio.Future[ResultT],
+]
 
 
 class Drain:
@@ -284,7 +287,8 @@ class _Stream(Generic[PayloadT, ResultT]):
         sequence, timeout_ms = context.sequence, context.timeout_ms
         loop = asyncio.get_running_loop()
         try:
-            answering = asyncio.ensure_future(self._handler(context, payload), loop=loop)
+            answer = self._handler(context, payload)
+            answering = answer if isinstance(answer, asyncio.Future) else loop.create_task(answer)
         except Exception as error:  # noqa: BLE001 - mapped, logged
             self._answer_error(sequence, status_of_exception(error, service=self._service))
             return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from typing import Final, cast
 
 import grpc.aio
@@ -57,7 +57,7 @@ class GatewayService:
             ledger,
             worker,
             options,
-            new_id=lambda: uuid.uuid4().hex,
+            new_id=lambda: secrets.token_hex(16),
             now_ns=time.time_ns,
             telemetry=telemetry,
         )

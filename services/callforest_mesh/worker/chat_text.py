@@ -49,7 +49,10 @@ class ChatMlTemplate:
         ends: list[int] = []
         for message in messages:
             begins.append(len(text))
-            text += f"\0{message.get('role')}\n{text_of(message)}".encode("utf-8", "replace")
+            content = message.get("content")
+            if type(content) is not str or "tool_calls" in message:
+                content = text_of(message)
+            text += f"\0{message.get('role')}\n{content}".encode("utf-8", "replace")
             ends.append(len(text))
             text += b"\0\n"
         if add_generation_prompt:
