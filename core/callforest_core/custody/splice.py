@@ -87,8 +87,10 @@ def _ends(token_ids: TokenIds, terminators: AbstractSet[int]) -> NDArray[np.intp
     """Positions of the terminators."""
     if len(terminators) == 1:  # the usual case; isin takes several times as long
         (known,) = terminators
-        return np.flatnonzero(token_ids == known)
-    return np.flatnonzero(np.isin(token_ids, np.fromiter(terminators, dtype=np.int64)))
+        ends: NDArray[np.intp] = (token_ids == known).nonzero()[0]
+        return ends
+    ends = np.isin(token_ids, np.fromiter(terminators, dtype=np.int64)).nonzero()[0]
+    return ends
 
 
 def _check_turns(
