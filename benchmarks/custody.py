@@ -351,7 +351,7 @@ def measure(calls: int, tokens: int, peer: ModuleType | None, rounds: int) -> Ti
 
 
 def results(measured: list[Times]) -> dict[str, float]:
-    """Sum up all chains: the worst ratios, the longest times."""
+    """Sum up all chains: the worst ratios, the longest times, the speedup on each."""
     least = [{name: min(times) for name, times in chain.items()} for chain in measured]
     middle = [{name: median(times) for name, times in chain.items()} for chain in measured]
     result: dict[str, float] = {
@@ -370,7 +370,9 @@ def results(measured: list[Times]) -> dict[str, float]:
     for key, ours, theirs in sides:
         result[f"{key}_ms_max"] = max(s[ours] for s in least) * 1e3
         if theirs in least[0]:
-            result[f"{key}_speedup_min"] = min(s[theirs] / s[ours] for s in least)
+            speedups = [s[theirs] / s[ours] for s in least]
+            result |= {f"{key}_speedup_{n}": x for (n, _), x in zip(CHAINS, speedups, strict=True)}
+            result[f"{key}_speedup_min"] = min(speedups)
             result[f"{key}_speedup_median_min"] = min(s[theirs] / s[ours] for s in middle)
             result[f"peer_{key}_ms_max"] = max(s[theirs] for s in least) * 1e3
     return {name: round(value, 3) for name, value in result.items()}
@@ -387,10 +389,8 @@ def main() -> int:
     for calls, tokens in CHAINS:
         seconds = measure(calls, tokens, peer, rounds)
         measured.append(seconds)
-        shown = ", ".join(
-            f"{name} {min(times) * 1e3:.2f}/{median(times) * 1e3:.2f}"
-            for name, times in seconds.items()
-        )
+        pairs = ((name, min(t) * 1e3, median(t) * 1e3) for name, t in seconds.items())
+        shown = ", ".join(f"{name} {least:.2f}/{middle:.2f}" for name, least, middle in pairs)
         print(f"{calls} calls, {tokens} tokens, least/median ms: {shown}")
     print("RESULT " + json.dumps(results(measured)))
     return 0

@@ -31,6 +31,8 @@ def report(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> list[str]
     superseded = "  superseded" if attempt.superseded else ""
     pending = len(attempt.pending_call_ids)
     counts = f"{attempt.record_count} calls committed, {attempt.failure_count} failed"
+    if manifest.withdrawals:
+        counts += f", {len(manifest.withdrawals)} withdrawn"
     identity = f"epoch {attempt.epoch}  revision {attempt.revision}"
     lines = [
         f"attempt {attempt.capture_key}  {state}  {identity}{superseded}",
@@ -43,6 +45,7 @@ def report(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> list[str]
         lines.append(f"  ... and {len(manifest.records) - _SHOWN_CALLS} more calls")
     lines += [f"  pending {call_id}" for call_id in attempt.pending_call_ids]
     lines += [f"  failed {_failure_line(failure)}" for failure in manifest.failures]
+    lines += [f"  withdrawn {_withdrawal_line(one)}" for one in manifest.withdrawals]
     if receipt is not None and receipt.capture_key == attempt.capture_key:
         lines += _receipt_lines(receipt)
     return lines
@@ -104,6 +107,11 @@ def _failure_line(failure: attempt_pb2.CallFailure) -> str:
     cause = f" ({failure.worker_reason})" if failure.worker_reason else ""
     detail = f": {failure.detail}" if failure.detail else ""
     return f"{failure.call_id}  {failure.reason}{cause}{detail}"
+
+
+def _withdrawal_line(withdrawal: attempt_pb2.CallWithdrawal) -> str:
+    detail = f": {withdrawal.detail}" if withdrawal.detail else ""
+    return f"{withdrawal.call_id}  {withdrawal.reason}{detail}"
 
 
 def _receipt_lines(receipt: receipt_pb2.Receipt) -> list[str]:

@@ -1,7 +1,8 @@
 """The calls of an attempt as an SVG: a box a call, an edge to its parent, its loss marked.
 
 A box is as wide as its delta has tokens: the carry is grey, the generation green when the call
-trains, and hatched when it does not.
+trains, and hatched when it does not. Below are the rows, a strip each: green where the row owns
+the loss, hatched where a call is context there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from xml.sax.saxutils import escape
 from callforest.capture.v1 import call_record_pb2, receipt_pb2
 from callforest_client.ledger import Manifest
 from callforest_mesh.attempt_report import children_of, selected_calls
+from callforest_mesh.training_rows import draw_rows, rows_of
 
 _ROW = 54
 _BOX = 34
@@ -51,8 +53,13 @@ def draw(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> str:
     parts += [
         _draw_box(box, trains=box.record.coords.call_id in selected) for box in boxes.values()
     ]
-    width = max((box.x + box.width for box in boxes.values()), default=_WIDTH_MOST) + _MARGIN
-    height = max((box.y + _BOX for box in boxes.values()), default=_LEGEND) + _MARGIN
+    right = max((box.x + box.width for box in boxes.values()), default=_WIDTH_MOST)
+    bottom = max((box.y + _BOX for box in boxes.values()), default=_LEGEND) + _MARGIN
+    strips, strips_right, bottom = draw_rows(
+        rows_of(manifest, receipt), manifest.records, left=_MARGIN, top=bottom
+    )
+    parts += strips
+    width, height = max(right, strips_right) + _MARGIN, bottom
     title = escape(f"{manifest.attempt.capture_key}: {len(boxes)} calls, {_verdict(receipt)}")
     size = f'width="{width:.0f}" height="{height:.0f}"'
     return "\n".join(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from callforest_mesh.store_commands import add_store_commands, verify_stores
+
 if TYPE_CHECKING:
     from callforest_mesh.chassis.configuration import MeshConfiguration
     from callforest_mesh.finding import Finding
@@ -67,17 +69,24 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--svg", type=Path, metavar="FILE", help="draw the call graph")
     show.set_defaults(command=_show)
 
-    verify = commands.add_parser(
-        "verify", parents=[shared], help="verify what an attempt has staged so far"
-    )
-    verify.add_argument("capture_key", metavar="CAPTURE_KEY")
-    verify.set_defaults(command=_verify)
+    explain = commands.add_parser("explain", parents=[shared], help="say why a call is what it is")
+    explain.add_argument("name", metavar="CAPTURE_KEY/CALL_ID")
+    explain.set_defaults(command=_explain)
+
+    _add_verification(commands, shared)
+    add_store_commands(commands, shared, _with_configuration)
 
     _add_conformance(commands)
 
     demo = commands.add_parser("demo", help="one real loop, from harness to optimizer step")
     demo.add_argument(
         "--model", choices=("tiny", "smollm2"), default="tiny", help="random, or a real one of 135M"
+    )
+    demo.add_argument(
+        "--harness",
+        choices=("counting", "recency"),
+        default="counting",
+        help="shows the model its whole history, or compacts it (forest mode)",
     )
     demo.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
     demo.add_argument("--learning-rate", type=float, metavar="RATE", help="0 learns nothing")
@@ -102,6 +111,35 @@ def _configuration_flags() -> argparse.ArgumentParser:
         help="set one key, for instance gateway.port=8080; may be repeated",
     )
     return flags
+
+
+def _add_verification(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
+) -> None:
+    verify = commands.add_parser(
+        "verify",
+        parents=[shared],
+        help="verify what an attempt has staged, a file of `export`, or whole stores",
+    )
+    what = verify.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "name", metavar="CAPTURE_KEY|FILE", nargs="?", help="a file, if there is one of the name"
+    )
+    what.add_argument(
+        "--store",
+        nargs="?",
+        const="",
+        metavar="DIRECTORY",
+        help="stopped stores or a backup, by default state_dir",
+    )
+    verify.set_defaults(command=_verify)
+
+    export = commands.add_parser(
+        "export", parents=[shared], help="write a group's rows with what proves them"
+    )
+    export.add_argument("group", metavar="GROUP")
+    export.add_argument("file", type=Path, metavar="FILE")
+    export.set_defaults(command=_export)
 
 
 def _add_conformance(
@@ -202,11 +240,45 @@ def _show(parsed: argparse.Namespace) -> int:
     return _with_configuration(parsed, run)
 
 
-def _verify(parsed: argparse.Namespace) -> int:
+def _explain(parsed: argparse.Namespace) -> int:
     def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.inspection import explain_call
+
+        lines, status = explain_call(configuration, parsed.name)
+        _print("\n".join(lines))
+        return status
+
+    return _with_configuration(parsed, run)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    if parsed.name is not None and Path(parsed.name).is_file():
+        from callforest_mesh.exported_rows import verify_file
+
+        try:
+            lines, status = verify_file(Path(parsed.name))
+        except OSError as error:
+            return _complain(f"{parsed.name}: {error.strerror}", WRONG)
+        _print("\n".join(lines))
+        return status
+
+    def run(configuration: MeshConfiguration) -> int:
+        if parsed.store is not None:
+            return verify_stores(configuration, parsed.store)
         from callforest_mesh.inspection import verify
 
-        lines, status = verify(configuration, parsed.capture_key)
+        lines, status = verify(configuration, parsed.name)
+        _print("\n".join(lines))
+        return status
+
+    return _with_configuration(parsed, run)
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.exported_rows import export
+
+        lines, status = export(configuration, parsed.group, parsed.file)
         _print("\n".join(lines))
         return status
 
@@ -236,7 +308,7 @@ def _conformance_evaluate(parsed: argparse.Namespace) -> int:
 
 def _demo(parsed: argparse.Namespace) -> int:
     from callforest_mesh.demo.loop import DemoFailedError
-    from callforest_mesh.demo.policy import POLICIES
+    from callforest_mesh.demo.policy import POLICIES, compacting
     from callforest_mesh.demo.run import DemoOptions
     from callforest_mesh.demo.run import main as run_demo
     from callforest_mesh.demo.smollm2 import ModelAbsentError
@@ -245,7 +317,10 @@ def _demo(parsed: argparse.Namespace) -> int:
     names = ("steps", "learning_rate", "seed", "state", "out")
     given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
     try:
-        return run_demo(DemoOptions(policy=POLICIES[parsed.model], **given))
+        policy = POLICIES[parsed.model]
+        if parsed.harness == "recency":
+            policy = compacting(policy)
+        return run_demo(DemoOptions(policy=policy, **given))
     except (DemoFailedError, ModelAbsentError, SupervisionError) as error:
         return _complain(str(error), NO)
 

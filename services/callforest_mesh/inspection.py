@@ -1,4 +1,4 @@
-"""`callforest show` and `callforest verify`: look at rollouts of a running mesh, change nothing."""
+"""`callforest show`, `explain` and `verify`: look at rollouts of a running mesh, change nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from callforest.capture.v1 import receipt_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
+from callforest.ledger.v1 import ledger_service_pb2
 from callforest_client.codec import call_record_from_proto, staged_call_from_proto
 from callforest_client.errors import CallforestError
 from callforest_client.ledger import LedgerClient, Manifest
@@ -18,6 +19,8 @@ from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.attempt_report import report
 from callforest_mesh.call_graph import draw
 from callforest_mesh.chassis.configuration import MeshConfiguration
+from callforest_mesh.explanation import explain
+from callforest_mesh.training_rows import row_lines, rows_of
 
 _ATTEMPT_SUFFIX = re.compile(r"-a[1-9][0-9]*$")
 _ATTEMPTS_MOST = 1000
@@ -44,10 +47,36 @@ def show(
     if not manifests:
         return [f"no attempt of {name!r}"], 1
     lines = [line for manifest in manifests for line in report(manifest, receipt)]
+    lines += [f"  {line}" for one in manifests for line in row_lines(rows_of(one, receipt))]
     if svg is not None:
         svg.write_text(draw(manifests[-1], receipt), "utf-8")
         lines.append(f"drew {svg}")
     return lines, 0
+
+
+def explain_call(configuration: MeshConfiguration, name: str) -> tuple[list[str], int]:
+    """Say why a call is what it is.
+
+    Args:
+        configuration: says where the services are, and the tenant.
+        name: `CAPTURE_KEY/CALL_ID`, the call's staging key.
+
+    Returns:
+        The lines to print, and the exit status: 1 when there is no such call.
+
+    Raises:
+        CallforestError: a service does not answer.
+    """
+    capture_key, _, call_id = name.partition("/")
+    if not call_id:
+        return [f"a call is named CAPTURE_KEY/CALL_ID, not {name!r}"], 1
+    found = asyncio.run(_read_call(configuration, capture_key, call_id))
+    if found is None:
+        return [f"no call {name!r}"], 1
+    call, receipt = found
+    if receipt is not None and receipt.capture_key != capture_key:
+        receipt = None
+    return explain(name, call, receipt), 0
 
 
 def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[list[str], int]:
@@ -89,6 +118,21 @@ async def _read(
         manifests = await _manifests(clients.ledger(), name)
         receipt = await _receipt(clients, _ATTEMPT_SUFFIX.sub("", name)) if manifests else None
     return manifests, receipt
+
+
+async def _read_call(
+    configuration: MeshConfiguration, capture_key: str, call_id: str
+) -> tuple[ledger_service_pb2.GetCallResponse, receipt_pb2.Receipt | None] | None:
+    absent = (er.ERROR_REASON_ATTEMPT_NOT_FOUND, er.ERROR_REASON_CALL_NOT_FOUND)
+    async with AsyncExitStack() as closers:
+        clients = Clients(configuration, addressed(configuration), closers)
+        try:
+            call = await clients.ledger().get_call(capture_key, call_id)
+        except CallforestError as error:
+            if error.reason not in absent:
+                raise
+            return None
+        return call, await _receipt(clients, _ATTEMPT_SUFFIX.sub("", capture_key))
 
 
 async def _read_staged(

@@ -82,10 +82,17 @@ def ledger_options(configuration: MeshConfiguration) -> LedgerOptions:
 
 
 def admission_options(configuration: MeshConfiguration) -> AdmissionOptions:
-    """Read the options of Admission."""
+    """Read the options of Admission; the mode of attempts is the mesh's, not its own."""
     from callforest_mesh.admission.service import AdmissionOptions
 
-    return read_section(AdmissionOptions, configuration.admission, where="admission")
+    if "forest" in configuration.admission:
+        raise ConfigurationError(
+            "admission.forest", "is token_capture.forest_training, which every service follows"
+        )
+    forest = {"forest": configuration.token_capture.forest_training}
+    return read_section(
+        AdmissionOptions, configuration.admission, where="admission", defaults=forest
+    )
 
 
 def finalizer_options(configuration: MeshConfiguration) -> FinalizerOptions:
@@ -127,6 +134,7 @@ def gateway_options(configuration: MeshConfiguration) -> GatewayOptions:
         "port": GATEWAY_PORT,
         "tenant": configuration.tenant,
         "grace_s": configuration.server.grace_s,
+        "forest": configuration.token_capture.forest_training,
         "control_token": os.environ.get(CONTROL_TOKEN_VARIABLE, ""),
     }
     return read_section(GatewayOptions, configuration.gateway, where="gateway", defaults=defaults)

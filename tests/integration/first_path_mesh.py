@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import openai
 
+from callforest.capture.v1 import attempt_pb2
 from callforest_client.admission import AdmissionClient
 from callforest_client.channel import connect
 from callforest_client.gateway import GatewayClient
@@ -130,6 +131,7 @@ class FirstPathMesh:
     """The services of one running mesh, and clients of each."""
 
     engine: ScriptedEngine
+    forest: bool = False
     url: str = ""
     admission: AdmissionClient = field(init=False)
     ledger: LedgerClient = field(init=False)
@@ -141,7 +143,10 @@ class FirstPathMesh:
 
     async def open(self, rollout_id: str = "r") -> str:
         """Open the rollout's next attempt; give its capture key."""
-        attempt = await self.admission.open_attempt(rollout_id, request_id=str(uuid.uuid4()))
+        mode = attempt_pb2.CAPTURE_MODE_FOREST if self.forest else attempt_pb2.CAPTURE_MODE_CHAIN
+        attempt = await self.admission.open_attempt(
+            rollout_id, request_id=str(uuid.uuid4()), mode=mode
+        )
         return attempt.capture_key
 
     @asynccontextmanager
@@ -180,6 +185,7 @@ async def running_mesh(
     engine: ScriptedEngine,
     *,
     local: bool = False,
+    forest: bool = False,
     worker: dict[str, object] | None = None,
     gateway: dict[str, object] | None = None,
 ) -> AsyncIterator[FirstPathMesh]:
@@ -189,10 +195,11 @@ async def running_mesh(
         path: directory of the stores.
         engine: generates.
         local: within this process, or each service on a socket of its own.
+        forest: in forest mode, the attempts that are opened alike.
         worker: options of the worker.
         gateway: options of the gateway.
     """
-    mesh = FirstPathMesh(engine)
+    mesh = FirstPathMesh(engine, forest)
     async with AsyncExitStack() as stack:
 
         async def serve(service: MeshService, drain: Drain) -> grpc.aio.Channel:
@@ -225,10 +232,10 @@ async def running_mesh(
         for client in (mesh.staging, mesh.ledger, mesh.admission, mesh.worker):
             stack.push_async_callback(client.close)
         drain = Drain()
+        edge_options: dict[str, object] = {"control_token": CONTROL_TOKEN, "commit_timeout_s": 2.0}
+        edge_options |= {"forest": forest, **(gateway or {})}
         edge = GatewayService(
-            GatewayOptions(
-                **{"control_token": CONTROL_TOKEN, "commit_timeout_s": 2.0, **(gateway or {})}
-            ),
+            GatewayOptions(**edge_options),
             drain,
             mesh.admission,
             mesh.ledger,

@@ -3,7 +3,7 @@
 import hashlib
 import struct
 
-from callforest.capture.v1 import group_batch_pb2, receipt_pb2, staged_call_pb2
+from callforest.capture.v1 import attempt_pb2, group_batch_pb2, receipt_pb2, staged_call_pb2
 
 
 def words(call: staged_call_pb2.StagedCall) -> list[int]:
@@ -60,8 +60,9 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
     terminal = b"\x00"
     if receipt.HasField("terminal_call_id"):
         terminal = b"\x01" + sized(receipt.terminal_call_id.encode())
+    forest = receipt.mode == attempt_pb2.CAPTURE_MODE_FOREST
     layout = (
-        b"callforest-receipt-v1"
+        (b"callforest-receipt-v2" if forest else b"callforest-receipt-v1")
         + sized(receipt.group_id.encode())
         + sized(receipt.rollout_id.encode())
         + struct.pack(">Q", receipt.slot)
@@ -72,10 +73,21 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
         + terminal
         + sized(receipt.terminal_selection.encode())
         + bytes([receipt.truncated])
-        + struct.pack(">Q", len(receipt.calls))
     )
+    if forest:
+        layout += bytes([2]) + sized(receipt.selection_policy.encode())
+        layout += bytes([receipt.environment_masked])
+        counts = (receipt.generated_token_count, receipt.total_token_count)
+        layout += struct.pack(">QQQ", *counts, receipt.longest_generation_token_count)
+        layout += struct.pack(">Q", len(receipt.selected_call_ids))
+        for call_id in receipt.selected_call_ids:
+            layout += sized(call_id.encode())
+    layout += struct.pack(">Q", len(receipt.calls))
     for call in receipt.calls:
         layout += sized(call.call_id.encode()) + call.digest + bytes([call.selected])
+        if forest:
+            child = call.HasField("parent_call_id")
+            layout += b"\x01" + sized(call.parent_call_id.encode()) if child else b"\x00"
     return hashlib.sha256(layout).digest()
 
 
@@ -93,16 +105,25 @@ def verify_offline(batch: group_batch_pb2.GroupBatch) -> None:
         path = [batch.segments[span.segment_index] for span in row.spans]
         if row.kind == group_batch_pb2.ROW_KIND_TRAINING:
             verify_path(path, batch.receipts[row.slot])
+    for receipt in batch.receipts:
+        lengths = [
+            sum(len(words(batch.segments[span.segment_index])) for span in row.spans)
+            for row in batch.rows
+            if row.HasField("slot") and row.slot == receipt.slot and not receipt.masked
+        ]
+        assert receipt.masked or receipt.total_token_count == max(lengths)
 
 
 def verify_path(path: list[staged_call_pb2.StagedCall], receipt: receipt_pb2.Receipt) -> None:
     """Hold a path against the receipt that it was made for."""
     selected = {call.call_id: call.digest for call in receipt.calls if call.selected}
     assert not receipt.masked
-    assert receipt.terminal_call_id == path[-1].call_id
-    assert [call.call_id for call in path] == [
-        call.call_id for call in receipt.calls if call.selected
-    ]
+    if receipt.mode == attempt_pb2.CAPTURE_MODE_FOREST:
+        assert receipt.terminal_call_id in selected
+        assert set(receipt.selected_call_ids) == set(selected)
+    else:
+        assert receipt.terminal_call_id == path[-1].call_id
+        assert [call.call_id for call in path] == list(selected)
     chain, tokens, parent = b"\x00", [], ""
     for call in path:
         assert selected[call.call_id] == call.digest
@@ -114,4 +135,4 @@ def verify_path(path: list[staged_call_pb2.StagedCall], receipt: receipt_pb2.Rec
         chain, tokens, parent = b"\x01" + found, tokens + delta, call.call_id
         cumulative = hashlib.sha256(b"nemo-gym-staging-prefix-v2" + long_words(tokens)).digest()
         assert cumulative == call.cumulative_hash
-    assert receipt.total_token_count == len(tokens)
+    assert len(tokens) <= receipt.total_token_count

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from callforest_core.custody.capture_input import CaptureDecision
 from callforest_mesh.worker.engine import (
     EngineDescription,
+    EngineMeasure,
     EngineRefusalError,
     EngineRequest,
     EngineResult,
@@ -66,7 +68,14 @@ class ScriptedChildEngine:
             sampling={"temperature": 0.5, "seed": None, "top_k": -1, "ignore_eos": False},
             logprobs_mode="raw_logprobs",
             prefix_refused="turn_differs",
+            decision=decision_on(request),
         )
+
+    async def measure(self, request: EngineRequest) -> EngineMeasure:
+        if json.loads(request.body)["do"] == "refuse":
+            raise EngineRefusalError("no", parameter="do")
+        size = 2 if request.prefix is None else len(request.prefix)
+        return EngineMeasure(size, decision_on(request))
 
     async def update_weights(self, path: str, version: int) -> None:
         if version <= self._version:
@@ -78,6 +87,19 @@ class ScriptedChildEngine:
         if path == "foreign":
             raise EngineRefusalError("another model's", parameter="path")
         self._version = version
+
+
+def decision_on(request: EngineRequest) -> CaptureDecision | None:
+    """Give back what came as evidence."""
+    if request.evidence is None:
+        return None
+    return CaptureDecision(
+        is_spliced=True,
+        prefix_cut=2,
+        render_cut=3,
+        proof=request.evidence.chain_hash,
+        notes=(request.evidence.match.value,),
+    )
 
 
 def main() -> None:

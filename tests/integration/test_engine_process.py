@@ -13,11 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from callforest_core.custody.capture_input import CaptureDecision, HistoryMatch
 from callforest_mesh.worker.engine import (
+    EngineMeasure,
     EngineRefusalError,
     EngineRequest,
     EngineResult,
     EngineUnavailableError,
+    PrefixEvidence,
     TokenIds,
     WeightVersionSpan,
 )
@@ -85,6 +88,30 @@ async def test_a_result_crosses_the_border_unchanged(starts: Path) -> None:
     assert result.sampling == expected
     assert [type(result.sampling[name]) for name in expected] == [float, type(None), int, bool]
     assert (result.logprobs_mode, result.prefix_refused) == ("raw_logprobs", "turn_differs")
+
+
+@pytest.mark.requirement("ADM-5", "CAP-10")
+@pytest.mark.parametrize(
+    "match", [HistoryMatch.EXACT, HistoryMatch.TOOL_CONTENT_EQUIVALENT, HistoryMatch.UNPROVEN]
+)
+async def test_evidence_and_decision_cross_the_border(starts: Path, match: HistoryMatch) -> None:
+    prefix, chain = np.array([5, 6, 7], np.uint32), bytes(range(32))
+    evidence = PrefixEvidence(match, chain)
+    decision = CaptureDecision(
+        is_spliced=True, prefix_cut=2, render_cut=3, proof=chain, notes=(match.value,)
+    )
+    body = b'{"do": "answer"}'
+    async with engine_on(starts) as engine:
+        forest = EngineRequest("call-1", 1, body, prefix, evidence)
+        assert (await engine.generate(forest)).decision == decision
+        assert await engine.measure(forest) == EngineMeasure(3, decision)
+        chain_mode = EngineRequest("call-1", 1, body, prefix)
+        assert (await engine.generate(chain_mode)).decision is None
+        assert await engine.measure(chain_mode) == EngineMeasure(3)
+        with pytest.raises(EngineRefusalError, match="no"):
+            await engine.measure(EngineRequest("call-1", 1, b'{"do": "refuse"}'))
+    with pytest.raises(EngineUnavailableError):
+        await engine.measure(chain_mode)
 
 
 async def test_failures_cross_the_border_as_themselves(starts: Path) -> None:

@@ -186,6 +186,23 @@ LIES: dict[Lie, str] = {
 }
 
 
+@pytest.mark.requirement("FOR-4", "SEC-3")
+@pytest.mark.bugcase("B20")
+async def test_reading_a_group_gives_no_altered_call(
+    lied_to: tuple[FinalizerMesh, LyingStaging],
+) -> None:
+    mesh, staging = lied_to
+    await publish_chain_group(mesh, "g", 1)
+    honest = await mesh.finalizer.group("g")
+    staging.lie = flip_token
+    with pytest.raises(RefusedError) as caught:
+        await mesh.finalizer.group("g")
+    assert caught.value.reason == er.ERROR_REASON_STORE_CORRUPT
+    assert caught.value.metadata["key"].startswith("g-r0/")
+    staging.lie = None
+    assert await mesh.finalizer.group("g") == honest, "nothing was dropped for it"
+
+
 @pytest.mark.requirement("FOR-4")
 @pytest.mark.bugcase("B20")
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)

@@ -34,6 +34,7 @@ from tests.unit.ledger.calls import (
     SECOND,
     TENANT,
     failure,
+    first_told,
     intent,
     probe,
     record,
@@ -337,7 +338,7 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
             await client.record_intent(intent("a"))
             await client.record(record("a"))
         verdict = await client.record_intent(intent("b", SECOND))
-        before.append((verdict, await client.manifest("r1")))
+        before.append((verdict if run == 0 else first_told(verdict), await client.manifest("r1")))
         await client.close()
         await server.stop()
     assert before[0] == before[1]

@@ -77,7 +77,7 @@ async def test_each_call_is_one_trace_though_messages_mix_many(tmp_path: Path) -
     async with traced(tmp_path) as mesh:
         rollouts = [await mesh.owner.open(f"r{number}") for number in range(12)]
         await asyncio.gather(*(play(rollout.base_url) for rollout in rollouts))
-        stream = mesh.mesh._servers["gateway"]._service._calls._admission._admissions
+        stream = mesh.mesh._servers["gateway"]._service._calls._admitting._admission._admissions
         assert stream.item_count == 36
         assert stream.message_count < stream.item_count, "several calls travelled together"
         traces = by_trace(mesh.telemetry.spans())
@@ -254,7 +254,7 @@ def values_of(spans: list[Seen]) -> Iterator[object]:
 
 def test_a_dropped_group_keeps_its_trace() -> None:
     from callforest.finalizer.v1 import row_log_pb2
-    from callforest_mesh.finalizer.core import dropped, make_batch
+    from callforest_mesh.finalizer.groups import dropped, make_batch
 
     logged = row_log_pb2.LoggedGroup(cursor=1, group_id="g", traceparent="t")
     batch: group_batch_pb2.GroupBatch = make_batch(dropped(logged, "lost"), (), ())

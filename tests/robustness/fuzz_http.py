@@ -18,9 +18,9 @@ from aiohttp import web
 from callforest_client.ledger import LedgerClient
 from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.gateway.work import Work
 from tests.robustness.fuzz_rpc import ANSWER_S, Tally, fault_of_text
 from tests.robustness.mutation import broken_json, wrong_at_every_key
 
@@ -116,7 +116,7 @@ def routes() -> list[Route]:
     edge = Edge(
         GatewayOptions(),
         Drain(),
-        cast("Calls", nobody),
+        cast("Work", nobody),
         cast("LedgerClient", nobody),
         cast("WorkerClient", nobody),
     )

@@ -8,6 +8,7 @@ come from short lists, which bounds what a run of any length can store.
 from __future__ import annotations
 
 import random
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -28,6 +29,8 @@ _INTEGERS: Final = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
 }
+_EMPTY_OR: Final = re.compile(r"size\(this\) == 0 \|\| size\(this\) == (\d+)")
+"""How a schema says that a digest may be left out."""
 _VALIDATOR: Final = protovalidate.Validator()
 
 Fact = str | int | bytes | float
@@ -144,13 +147,16 @@ class Seeds:
 
     def scalar(self, field: FieldDescriptor) -> Fact:
         """Give a value of a field that is no message."""
-        known = self._facts.get(field.name)
+        is_enum = field.type == FieldDescriptor.TYPE_ENUM
+        known = None if is_enum else self._facts.get(field.name)
         if known and self._chance.random() < 0.9:
             return self._chance.choice(known)
         rules = rules_of(field)
         match field.type:
             case FieldDescriptor.TYPE_STRING:
                 return self._text(rules.string)
+            case FieldDescriptor.TYPE_BYTES if (size := _size_unless_empty(rules)) is not None:
+                return self._chance.randbytes(self._chance.choice([0, size]))
             case FieldDescriptor.TYPE_BYTES:
                 least = rules.bytes.len or rules.bytes.min_len
                 most = rules.bytes.len or min(rules.bytes.max_len or 64, least + 64)
@@ -195,6 +201,14 @@ def rules_of(field: FieldDescriptor) -> validate_pb2.FieldRules:
     """Give the rules of a field."""
     rules: validate_pb2.FieldRules = field.GetOptions().Extensions[validate_pb2.field]
     return rules
+
+
+def _size_unless_empty(rules: validate_pb2.FieldRules) -> int | None:
+    """Give the only size that bytes may have, if they may be left out besides."""
+    for rule in rules.cel:
+        if (found := _EMPTY_OR.search(rule.expression)) is not None:
+            return int(found[1])
+    return None
 
 
 def _is_time(field: FieldDescriptor) -> bool:

@@ -23,7 +23,7 @@ def directory() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.mark.requirement("CAP-6")
+@pytest.mark.requirement("CAP-6", "OPS-3")
 @pytest.mark.parametrize(
     ("call", "after"), [("fdatasync", 12), ("fdatasync", 25), ("pwrite64", 30)]
 )
@@ -46,6 +46,17 @@ def test_a_failing_disk_ends_the_process(directory: Path, call: str, after: int)
     lines = ended.stdout.splitlines()
     assert any(line.startswith("staged ") for line in lines), "it must fail under load"
     assert "done" not in lines
+    # What the failed commit left is a whole store, before anything opens it to write.
+    verify = "import sys; from callforest_mesh.cli import main; sys.exit(main())"
+    verified = subprocess.run(
+        [sys.executable, "-c", verify, "verify", "--store", str(store)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert verified.returncode == 0, verified.stdout
+    assert "intact" in verified.stdout.splitlines()
     expected = directory / "expected.json"
     expected.write_text(json.dumps(expectation([Said(line) for line in lines])))
     verdict = subprocess.run(

@@ -10,6 +10,7 @@ from callforest.admission.v1 import admission_service_pb2 as pb
 from callforest.admission.v1 import admission_service_pb2_grpc as rpc
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest_client import unary
+from callforest_client.capture_mode import of_mode
 from callforest_client.item_stream import ItemStream
 from callforest_client.streams import ADMIT_CALLS
 
@@ -31,18 +32,28 @@ class AdmissionClient:
         self._timeout_s = timeout_s
         self._admissions = ItemStream(ADMIT_CALLS, self._stub.AdmitCalls)
 
-    async def open_attempt(self, rollout_id: str, *, request_id: str) -> attempt_pb2.Attempt:
+    async def open_attempt(
+        self,
+        rollout_id: str,
+        *,
+        request_id: str,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
+    ) -> attempt_pb2.Attempt:
         """Open the next attempt of a rollout; the one before is sealed.
 
         Args:
             rollout_id: the logical rollout.
             request_id: a UUID; a repeat with it gets the first answer.
+            mode: how its calls are found; unspecified for the one that Admission is set to.
+
+        Raises:
+            RefusedError: MODE_MISMATCH, among others: the attempt is of another mode.
         """
         request = pb.OpenAttemptRequest(
-            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id
+            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id, mode=mode
         )
         response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
-        return response.attempt
+        return of_mode(response.attempt, mode)
 
     async def admit(
         self, intent: attempt_pb2.CallIntent, *, traceparent: str = ""
@@ -51,6 +62,12 @@ class AdmissionClient:
         return await self._admissions.send(
             intent, tenant=self._tenant, timeout_s=self._timeout_s, traceparent=traceparent
         )
+
+    async def measure(self, intent: attempt_pb2.CallIntent) -> capture_admission_pb2.Verdict:
+        """Learn what might be captured of a call now; announce nothing."""
+        request = pb.MeasureRequest(tenant=self._tenant, intent=intent)
+        response = await unary.call(self._stub.Measure, request, timeout_s=self._timeout_s)
+        return response.verdict
 
     async def close_attempt(self, capture_key: str) -> attempt_pb2.Attempt:
         """End new calls of an attempt."""

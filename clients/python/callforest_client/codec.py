@@ -18,6 +18,7 @@ from callforest.capture.v1 import (
     replay_summary_pb2,
     staged_call_pb2,
 )
+from callforest_client.source_codec import output_summary_from_proto, output_summary_to_proto
 from callforest_core.custody.call import (
     NO_FINGERPRINT_VERSION,
     CallIdentity,
@@ -199,6 +200,7 @@ def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:
         fingerprint_version=prints.version or NO_FINGERPRINT_VERSION,
         finish_reason=message.completion.finish_reason,
         status=_STATUS_NAMES.get(message.completion.status, ""),
+        output=output_summary_from_proto(message.output) if message.HasField("output") else None,
     )
 
 
@@ -247,6 +249,8 @@ def call_record_to_proto(
         ),
         replay=replay,
     )
+    if record.output is not None:
+        message.output.CopyFrom(output_summary_to_proto(record.output))
     if record.admitted_at is not None:
         message.admit_time.CopyFrom(timestamp_of(record.admitted_at))
     if context is not None:

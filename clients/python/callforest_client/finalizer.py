@@ -214,6 +214,27 @@ class FinalizerClient:
         )
         return await unary.call(self._stub.FinalizeGroup, request, timeout_s=self._timeout_s)
 
+    async def group(self, group_id: str) -> group_batch_pb2.GroupBatch:
+        """Read a published group whole, without moving any cursor.
+
+        Raises:
+            RefusedError: it was not published, or its staged calls are gone.
+        """
+        request = pb.GetGroupRequest(tenant=self._tenant, group_id=group_id)
+        parts = await unary.read_all(self._stub.GetGroup, request, timeout_s=self._timeout_s)
+        assembler = FrameAssembler(payloads_max=1)
+        for part in parts:
+            which = part.WhichOneof("part")
+            if which == "batch":
+                return part.batch
+            if which == "begin":
+                assembler.begin(0, part.begin)
+            elif which == "chunk":
+                assembler.chunk(0, part.chunk)
+            elif which == "end":
+                return group_batch_pb2.GroupBatch.FromString(assembler.end(0))
+        raise UnavailableError(grpc.StatusCode.UNAVAILABLE, f"group {group_id} came without end")
+
     def subscribe(self, consumer: str, *, after_cursor: int | None = None) -> RowSubscription:
         """Subscribe to the tenant's groups behind a cursor, by default the committed one."""
         start = pb.StartSubscription(

@@ -10,7 +10,7 @@ from callforest.gateway.v1 import gateway_service_pb2 as pb
 from callforest.gateway.v1 import gateway_service_pb2_grpc as rpc
 from callforest_client import unary
 from callforest_client.item_stream import ItemStream
-from callforest_client.streams import COMPLETE
+from callforest_client.streams import COMPLETE, MEASURE_CONTEXT
 
 CHAT = pb.COMPLETION_API_CHAT
 RESPONSES = pb.COMPLETION_API_RESPONSES
@@ -32,6 +32,7 @@ class GatewayClient:
         self._tenant = tenant
         self._timeout_s = timeout_s
         self._completions = ItemStream(COMPLETE, self._stub.Complete)
+        self._measures = ItemStream(MEASURE_CONTEXT, self._stub.Measure)
 
     async def complete(
         self,
@@ -39,6 +40,8 @@ class GatewayClient:
         request: bytes,
         api: pb.CompletionApi.ValueType = CHAT,
         *,
+        continues_call_id: str | None = None,
+        history_is_whole: bool = False,
         timeout_s: float | None = None,
         traceparent: str = "",
     ) -> pb.ServedCompletion:
@@ -48,17 +51,44 @@ class GatewayClient:
             capture_key: the attempt.
             request: the API's request, JSON bytes.
             api: which API it is of.
+            continues_call_id: makes this a delta request: the request's turns are only those that
+                follow the answer of this call. A claim that is checked, never trusted.
+            history_is_whole: the request brings its whole history all the same; the claim then
+                only breaks a tie.
             timeout_s: instead of the client's own.
             traceparent: the caller's W3C trace context, or "".
 
         Raises:
             RefusedError: REQUEST_REFUSED with the parameter at fault, ATTEMPT_NOT_FOUND,
-                ATTEMPT_CLOSED, OVERLOADED, INVALID_MESSAGE.
+                ATTEMPT_CLOSED, AMBIGUOUS_HISTORY, HISTORY_CLAIM_REFUSED, MODE_MISMATCH,
+                CONFIGURATION_CHANGED, OVERLOADED, INVALID_MESSAGE; HISTORY_REQUIRED: send the
+                request again with its whole history and `history_is_whole`.
             UnavailableError: no answer; the call may have been made.
         """
-        call = pb.CompletionCall(capture_key=capture_key, api=api, request=request)
+        call = _call(capture_key, request, api, continues_call_id, history_is_whole)
         bound_s = self._timeout_s if timeout_s is None else timeout_s
         return await self._completions.send(
+            call, tenant=self._tenant, timeout_s=bound_s, traceparent=traceparent
+        )
+
+    async def measure(
+        self,
+        capture_key: str,
+        request: bytes,
+        api: pb.CompletionApi.ValueType = CHAT,
+        *,
+        continues_call_id: str | None = None,
+        history_is_whole: bool = False,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.MeasuredContext:
+        """Learn how many prompt tokens a call would have; none is made, nothing is kept.
+
+        Args and errors are those of `complete`.
+        """
+        call = _call(capture_key, request, api, continues_call_id, history_is_whole)
+        bound_s = self._timeout_s if timeout_s is None else timeout_s
+        return await self._measures.send(
             call, tenant=self._tenant, timeout_s=bound_s, traceparent=traceparent
         )
 
@@ -80,3 +110,20 @@ class GatewayClient:
     async def close(self) -> None:
         """End the client's streams; the channel stays open."""
         await self._completions.close()
+        await self._measures.close()
+
+
+def _call(
+    capture_key: str,
+    request: bytes,
+    api: pb.CompletionApi.ValueType,
+    continues: str | None,
+    history_is_whole: bool,  # noqa: FBT001 - as the message has it
+) -> pb.CompletionCall:
+    return pb.CompletionCall(
+        capture_key=capture_key,
+        api=api,
+        request=request,
+        continues_call_id=continues,
+        history_is_whole=history_is_whole,
+    )

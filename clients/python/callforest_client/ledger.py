@@ -9,9 +9,11 @@ import grpc
 import grpc.aio
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
+from callforest.ledger.v1 import ledger_care_service_pb2, ledger_care_service_pb2_grpc
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client import unary
+from callforest_client.capture_mode import of_mode
 from callforest_client.errors import UnavailableError
 from callforest_client.item_stream import ItemStream
 from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
@@ -37,6 +39,11 @@ class Manifest:
         """The calls that were not captured."""
         return [one.failure for one in self.entries if one.WhichOneof("entry") == "failure"]
 
+    @property
+    def withdrawals(self) -> list[attempt_pb2.CallWithdrawal]:
+        """The calls that were refused before anything was generated; they mask nothing."""
+        return [one.withdrawal for one in self.entries if one.WhichOneof("entry") == "withdrawal"]
+
 
 class LedgerClient:
     """Records attempts and calls, and reads them back.
@@ -51,18 +58,29 @@ class LedgerClient:
         self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 10.0
     ) -> None:
         self._stub = rpc.LedgerServiceStub(channel)
+        self._care_stub = ledger_care_service_pb2_grpc.LedgerCareServiceStub(channel)
         self._tenant = tenant
         self._timeout_s = timeout_s
         self._intents = ItemStream(RECORD_INTENTS, self._stub.RecordIntents)
         self._commits = ItemStream(COMMIT_CALLS, self._stub.CommitCalls)
 
-    async def open_attempt(self, rollout_id: str, *, request_id: str) -> attempt_pb2.Attempt:
-        """Open the next attempt of a rollout; the one before is sealed."""
+    async def open_attempt(
+        self,
+        rollout_id: str,
+        *,
+        request_id: str,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
+    ) -> attempt_pb2.Attempt:
+        """Open the next attempt of a rollout; the one before is sealed.
+
+        Raises:
+            RefusedError: MODE_MISMATCH, among others: the ledger opened it in another mode.
+        """
         request = pb.OpenAttemptRequest(
-            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id
+            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id, mode=mode
         )
         response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
-        return response.attempt
+        return of_mode(response.attempt, mode)
 
     async def record_intent(
         self,
@@ -80,14 +98,33 @@ class LedgerClient:
         )
 
     async def find_predecessor(
-        self, capture_key: str, chain: capture_admission_pb2.ChainProbe
+        self,
+        capture_key: str,
+        probe: capture_admission_pb2.ChainProbe | capture_admission_pb2.SourceProbe,
+        *,
+        configuration_digest: bytes = b"",
     ) -> capture_admission_pb2.Verdict:
-        """Learn what a request would continue; record nothing."""
+        """Learn what a request would continue; record nothing.
+
+        Args:
+            capture_key: names the attempt.
+            probe: of the attempt's mode.
+            configuration_digest: the engine's, 32 bytes, or empty when it is not known.
+        """
         request = pb.FindPredecessorRequest(
-            tenant=self._tenant, capture_key=capture_key, chain=chain
+            tenant=self._tenant,
+            capture_key=capture_key,
+            chain=probe if isinstance(probe, capture_admission_pb2.ChainProbe) else None,
+            source=probe if isinstance(probe, capture_admission_pb2.SourceProbe) else None,
+            configuration_digest=configuration_digest,
         )
         response = await unary.call(self._stub.FindPredecessor, request, timeout_s=self._timeout_s)
         return response.verdict
+
+    async def get_call(self, capture_key: str, call_id: str) -> pb.GetCallResponse:
+        """Read all that the ledger has of one call."""
+        request = pb.GetCallRequest(tenant=self._tenant, capture_key=capture_key, call_id=call_id)
+        return await unary.call(self._stub.GetCall, request, timeout_s=self._timeout_s)
 
     async def record(
         self,
@@ -114,6 +151,21 @@ class LedgerClient:
         """Append a failure row; the call can never be a parent."""
         return await self._commits.send(
             attempt_pb2.ManifestEntry(failure=failure),
+            tenant=self._tenant,
+            timeout_s=timeout_s or self._timeout_s,
+            traceparent=traceparent,
+        )
+
+    async def record_withdrawal(
+        self,
+        withdrawal: attempt_pb2.CallWithdrawal,
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
+    ) -> pb.CommittedEntry:
+        """Settle a call that was definitely refused before it was generated; it masks nothing."""
+        return await self._commits.send(
+            attempt_pb2.ManifestEntry(withdrawal=withdrawal),
             tenant=self._tenant,
             timeout_s=timeout_s or self._timeout_s,
             traceparent=traceparent,
@@ -162,6 +214,16 @@ class LedgerClient:
         request = pb.HasRowsRequest(tenant=self._tenant, capture_key=capture_key)
         response = await unary.call(self._stub.HasRows, request, timeout_s=self._timeout_s)
         return response.has_rows
+
+    async def forget(self, capture_key: str) -> int:
+        """Remove the log of a sealed attempt that nobody needs; give how many events it had."""
+        request = ledger_care_service_pb2.ForgetAttemptRequest(
+            tenant=self._tenant, capture_key=capture_key
+        )
+        response = await unary.call(
+            self._care_stub.ForgetAttempt, request, timeout_s=self._timeout_s
+        )
+        return response.event_count
 
     def for_tenant(self, tenant: str) -> LedgerClient:
         """Give the same client for another tenant; streams are shared."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
-from callforest.capture.v1 import attempt_pb2, receipt_pb2
+from callforest.capture.v1 import attempt_pb2, receipt_pb2, selection_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_client.admission import AdmissionClient
 from callforest_client.finalizer import FinalizerClient
@@ -44,11 +44,17 @@ class Outcome:
         reward: finite.
         declared_response_id: the scored response's id, if the harness declares one.
         scored_response: the scored response as JSON bytes, or b"".
+        result: the harness's ordinary result as JSON bytes, or b""; what forest mode selects from.
+        selection: the calls that train, of forest mode, instead of having a policy choose them.
+        environment_masked: the environment keeps the rollout from training.
     """
 
     reward: float
     declared_response_id: str | None = None
     scored_response: bytes = field(default=b"", repr=False)
+    result: bytes = field(default=b"", repr=False)
+    selection: selection_pb2.Selection | None = None
+    environment_masked: bool = False
 
 
 class RolloutOwner:
@@ -60,6 +66,7 @@ class RolloutOwner:
         finalizer: fixes receipts and publishes groups.
         gateway_url: where harnesses reach the gateway, without a trailing slash.
         settle_wait_s: how long admitted calls may take to settle (LED-6).
+        replacement_budget: how many groups may be run in the place of dropped ones (FIN-5).
     """
 
     def __init__(
@@ -70,16 +77,31 @@ class RolloutOwner:
         gateway_url: str,
         *,
         settle_wait_s: float = SETTLE_WAIT_S,
+        replacement_budget: int = 0,
     ) -> None:
         self._admission = admission
         self._ledger = ledger
         self._finalizer = finalizer
         self._gateway_url = gateway_url.rstrip("/")
         self._settle_wait_s = settle_wait_s
+        self._replacements_left = replacement_budget
+        self._replaced: set[str] = set()
 
-    async def open(self, rollout_id: str) -> OpenRollout:
-        """Open the next attempt of a rollout; the one before is sealed and never trains."""
-        attempt = await self._admission.open_attempt(rollout_id, request_id=str(uuid.uuid4()))
+    async def open(
+        self,
+        rollout_id: str,
+        *,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
+    ) -> OpenRollout:
+        """Open the next attempt of a rollout; the one before is sealed and never trains.
+
+        Args:
+            rollout_id: the logical rollout.
+            mode: how its calls are found and which of them train.
+        """
+        attempt = await self._admission.open_attempt(
+            rollout_id, request_id=str(uuid.uuid4()), mode=mode
+        )
         base_url = f"{self._gateway_url}/rollouts/{attempt.capture_key}/v1"
         return OpenRollout(rollout_id, attempt, base_url)
 
@@ -110,12 +132,38 @@ class RolloutOwner:
             reward=outcome.reward,
             declared_response_id=outcome.declared_response_id,
             scored_response=outcome.scored_response,
+            result=outcome.result,
+            selection=outcome.selection,
+            environment_masked=outcome.environment_masked,
         )
         return await self._finalizer.finalize_rollout(request)
 
     async def publish(self, group_id: str, rollout_count: int) -> pb.FinalizeGroupResponse:
         """Publish a group whose rollouts are all finished."""
         return await self._finalizer.finalize_group(group_id, rollout_count)
+
+    @property
+    def replacements_left(self) -> int:
+        """How many dropped groups may still be replaced."""
+        return self._replacements_left
+
+    def may_replace(self, group_id: str, published: pb.FinalizeGroupResponse) -> bool:
+        """Say whether another group is to be run in the place of this one, and take it as begun.
+
+        True once for each group that was dropped for too few verified rollouts, as long as the
+        budget lasts. The other group needs an id and rollouts of its own.
+
+        Args:
+            group_id: the group.
+            published: what `publish` gave for it.
+        """
+        if not published.replacement_wanted or group_id in self._replaced:
+            return False
+        if self._replacements_left < 1:
+            return False
+        self._replaced.add(group_id)
+        self._replacements_left -= 1
+        return True
 
     async def abandon(
         self, group_id: str, rollout_count: int, *, reason: str

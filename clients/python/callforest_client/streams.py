@@ -82,6 +82,18 @@ GENERATE = StreamSpec(
     answer=worker.GeneratedCall,
     repeatable=True,
 )
+MEASURE = StreamSpec(
+    name="Measure",
+    request=worker.MeasureRequest,
+    item=worker.MeasureItem,
+    payload_field="call",
+    payload=worker.GenerateCall,
+    response=worker.MeasureResponse,
+    result=worker.MeasureResult,
+    answer_field="measured",
+    answer=worker.MeasuredCall,
+    repeatable=True,
+)
 COMPLETE = StreamSpec(
     name="Complete",
     request=gateway.CompleteRequest,
@@ -93,4 +105,16 @@ COMPLETE = StreamSpec(
     answer_field="completion",
     answer=gateway.ServedCompletion,
     repeatable=False,
+)
+MEASURE_CONTEXT = StreamSpec(
+    name="Measure",
+    request=gateway.MeasureRequest,
+    item=gateway.MeasureItem,
+    payload_field="call",
+    payload=gateway.CompletionCall,
+    response=gateway.MeasureResponse,
+    result=gateway.MeasureResult,
+    answer_field="measured",
+    answer=gateway.MeasuredContext,
+    repeatable=True,
 )

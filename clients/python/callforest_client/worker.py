@@ -10,7 +10,7 @@ from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest.worker.v1 import worker_service_pb2_grpc as rpc
 from callforest_client import unary
 from callforest_client.item_stream import ItemStream
-from callforest_client.streams import GENERATE
+from callforest_client.streams import GENERATE, MEASURE
 
 
 class WorkerClient:
@@ -29,12 +29,21 @@ class WorkerClient:
         self._tenant = tenant
         self._timeout_s = timeout_s
         self._generations = ItemStream(GENERATE, self._stub.Generate)
+        self._measures = ItemStream(MEASURE, self._stub.Measure)
 
     async def generate(
         self, call: pb.GenerateCall, *, timeout_s: float, traceparent: str = ""
     ) -> pb.GeneratedCall:
         """Generate one call and capture it."""
         return await self._generations.send(
+            call, tenant=self._tenant, timeout_s=timeout_s, traceparent=traceparent
+        )
+
+    async def measure(
+        self, call: pb.GenerateCall, *, timeout_s: float, traceparent: str = ""
+    ) -> pb.MeasuredCall:
+        """Learn how many prompt tokens a call would have; nothing is generated or kept."""
+        return await self._measures.send(
             call, tenant=self._tenant, timeout_s=timeout_s, traceparent=traceparent
         )
 
@@ -61,3 +70,4 @@ class WorkerClient:
     async def close(self) -> None:
         """End the client's streams; the channel stays open."""
         await self._generations.close()
+        await self._measures.close()

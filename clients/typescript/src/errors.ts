@@ -109,6 +109,19 @@ export function peerUnavailable(peer: string, how: string): UnavailableError {
   });
 }
 
+/** Give the error of an attempt that is not of the mode that was asked for. */
+export function modeMismatch(captureKey: string, asked: string, opened: string): RefusedError {
+  const message = `the attempt was opened in mode ${opened}, but ${asked} was asked for`;
+  return new RefusedError(Code.FailedPrecondition, message, {
+    reason: ErrorReason.MODE_MISMATCH,
+    metadata: {
+      capture_key: captureKey,
+      expected: asked.toLowerCase(),
+      actual: opened.toLowerCase(),
+    },
+  });
+}
+
 /** Give the error of an answer that did not come in time. */
 export function late(name: string, timeoutMs: number): UnavailableError {
   const message = `${name} did not answer in time; whether it took effect is unknown`;

@@ -4,12 +4,13 @@ import { create, type JsonObject } from "@bufbuild/protobuf";
 import { type Client, createClient, type Transport } from "@connectrpc/connect";
 
 import { ItemStream, type ItemStreamOptions } from "./itemStream.js";
-import { completions } from "./streamSpec.js";
+import { completions, measures } from "./streamSpec.js";
 import {
   CompletionApi,
   type CompletionCall,
   CompletionCallSchema,
   GatewayService,
+  type MeasuredContext,
   type ServedCompletion,
 } from "./stubs.js";
 import { callUnary } from "./unary.js";
@@ -25,12 +26,21 @@ export interface CompleteOptions {
   readonly traceparent?: string;
   /** Ends the call, and its generation, when it is aborted. */
   readonly signal?: AbortSignal;
+  /**
+   * An earlier call of the attempt: then the request's turns are only those that follow its answer
+   * (a delta request). It is a claim that is checked, never trusted. HISTORY_REQUIRED asks for the
+   * whole history.
+   */
+  readonly continuesCallId?: string;
+  /** The request brings the whole history all the same; `continuesCallId` then breaks ties. */
+  readonly historyIsWhole?: boolean;
 }
 
 /** Makes model calls within attempts; many at once share one stream. */
 export class GatewayClient {
   readonly #client: Client<typeof GatewayService>;
   readonly #calls: ItemStream<CompletionCall, ServedCompletion>;
+  readonly #measures: ItemStream<CompletionCall, MeasuredContext>;
   readonly #tenant: string;
 
   /**
@@ -40,6 +50,7 @@ export class GatewayClient {
   constructor(transport: Transport, tenant = "default", options: ItemStreamOptions = {}) {
     this.#client = createClient(GatewayService, transport);
     this.#calls = new ItemStream(completions(this.#client), options);
+    this.#measures = new ItemStream(measures(this.#client), options);
     this.#tenant = tenant;
   }
 
@@ -51,8 +62,9 @@ export class GatewayClient {
    * @param captureKey names the attempt.
    * @param request the API's request: its JSON bytes, or what they mean. It asks for no stream.
    * @param api whose request it is; Chat Completions unless given.
-   * @throws RefusedError REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED; OVERLOADED with
-   *   `retryAfterMs`: nothing was generated.
+   * @throws RefusedError REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, AMBIGUOUS_HISTORY,
+   *   HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED; OVERLOADED
+   *   with `retryAfterMs`: nothing was generated.
    * @throws UnavailableError the gateway or its engine is not there, or did not answer in time;
    *   whether the call counts is unknown.
    */
@@ -62,11 +74,24 @@ export class GatewayClient {
     api: CompletionApi = CompletionApi.CHAT,
     options: CompleteOptions = {},
   ): Promise<ServedCompletion> {
-    const bytes =
-      request instanceof Uint8Array ? request : new TextEncoder().encode(JSON.stringify(request));
-    const call = create(CompletionCallSchema, { captureKey, api, request: bytes });
+    const call = callOf(captureKey, request, api, options);
     const { timeoutMs = COMPLETION_TIMEOUT_MS, traceparent, signal } = options;
     return this.#calls.send(call, { tenant: this.#tenant, timeoutMs, traceparent, signal });
+  }
+
+  /**
+   * Learn how many prompt tokens a model call would have, by the same checks and the same splice.
+   * No call is made and nothing is kept; parameters and errors are those of `complete`.
+   */
+  async measure(
+    captureKey: string,
+    request: JsonObject | Uint8Array,
+    api: CompletionApi = CompletionApi.CHAT,
+    options: CompleteOptions = {},
+  ): Promise<MeasuredContext> {
+    const call = callOf(captureKey, request, api, options);
+    const { timeoutMs = COMPLETION_TIMEOUT_MS, traceparent, signal } = options;
+    return this.#measures.send(call, { tenant: this.#tenant, timeoutMs, traceparent, signal });
   }
 
   /** Name the served models. */
@@ -78,5 +103,23 @@ export class GatewayClient {
   /** End the stream; the connection stays open. */
   async close(): Promise<void> {
     await this.#calls.close();
+    await this.#measures.close();
   }
+}
+
+function callOf(
+  captureKey: string,
+  request: JsonObject | Uint8Array,
+  api: CompletionApi,
+  { continuesCallId, historyIsWhole = false }: CompleteOptions,
+): CompletionCall {
+  const bytes =
+    request instanceof Uint8Array ? request : new TextEncoder().encode(JSON.stringify(request));
+  return create(CompletionCallSchema, {
+    captureKey,
+    api,
+    request: bytes,
+    continuesCallId,
+    historyIsWhole,
+  });
 }

@@ -16,12 +16,13 @@ export { COMPLETION_TIMEOUT_MS, type CompleteOptions, GatewayClient } from "./ga
 export { ItemStream, type ItemStreamOptions, type SendOptions } from "./itemStream.js";
 export {
   type GroupSlot,
+  type OpenOptions,
   type OpenRollout,
   type OwnerOptions,
   type OwnerTransports,
   RolloutOwner,
   type RolloutOutcome,
 } from "./rollout.js";
-export { admissions, completions, type StreamSpec } from "./streamSpec.js";
-export { CompletionApi, ErrorReason, type Receipt, ReceiptSchema } from "./stubs.js";
+export { admissions, completions, measures, type StreamSpec } from "./streamSpec.js";
+export { CaptureMode, CompletionApi, ErrorReason, type Receipt, ReceiptSchema } from "./stubs.js";
 export { callUnary } from "./unary.js";

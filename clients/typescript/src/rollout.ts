@@ -9,10 +9,11 @@ import { randomUUID } from "node:crypto";
 
 import { type Client, createClient, type Transport } from "@connectrpc/connect";
 
-import { peerUnavailable } from "./errors.js";
+import { modeMismatch, peerUnavailable } from "./errors.js";
 import {
   AdmissionService,
   type Attempt,
+  CaptureMode,
   FinalizerService,
   type FinalizeGroupResponse,
   LedgerService,
@@ -50,6 +51,12 @@ export interface OpenRollout {
   readonly captureKey: string;
   /** The opened attempt. */
   readonly attempt: Attempt;
+}
+
+/** What the opening of an attempt may be told. */
+export interface OpenOptions {
+  /** How its calls are found and which train; unspecified, for the mesh's, unless given. */
+  readonly mode?: CaptureMode;
 }
 
 /** How a rollout ended, as its harness says. */
@@ -95,13 +102,18 @@ export class RolloutOwner {
   }
 
   /** Open the next attempt of a rollout; the one before is sealed and never trains. */
-  async open(rolloutId: string): Promise<OpenRollout> {
-    const request = { tenant: this.#tenant, rolloutId, requestId: randomUUID() };
+  async open(rolloutId: string, options: OpenOptions = {}): Promise<OpenRollout> {
+    const mode = options.mode ?? CaptureMode.UNSPECIFIED;
+    const request = { tenant: this.#tenant, rolloutId, requestId: randomUUID(), mode };
     const { attempt } = await callUnary(
-      (options) => this.#admission.openAttempt(request, options),
+      (callOptions) => this.#admission.openAttempt(request, callOptions),
       this.#timeoutMs,
     );
     const opened = present(attempt, "Admission");
+    // A service of an older release knows no modes and opens a chain.
+    if (mode !== CaptureMode.UNSPECIFIED && opened.mode !== mode) {
+      throw modeMismatch(opened.captureKey, CaptureMode[mode], CaptureMode[opened.mode]);
+    }
     return { rolloutId, captureKey: opened.captureKey, attempt: opened };
   }
 

@@ -14,6 +14,8 @@ import {
   type GatewayService,
   type ItemCancel,
   type ItemContext,
+  type MeasuredContext,
+  MeasuredContextSchema,
   type ServedCompletion,
   ServedCompletionSchema,
   type Status,
@@ -82,6 +84,35 @@ export function completions(
           sequence,
           outcome:
             outcome.case === "completion"
+              ? { case: "answer" as const, value: outcome.value }
+              : outcome,
+        }));
+      }
+    },
+  };
+}
+
+/** The sizes of calls that are not made; nothing changes, so an item may be sent again. */
+export function measures(
+  client: Client<typeof GatewayService>,
+): StreamSpec<CompletionCall, MeasuredContext> {
+  return {
+    name: "Measure",
+    payload: CompletionCallSchema,
+    answer: MeasuredContextSchema,
+    repeatable: true,
+    async *converse(messages, options) {
+      const requests = mapped(messages, (items) => ({
+        items: items.map(({ context, body }) => ({
+          context,
+          body: body.case === "payload" ? { case: "call" as const, value: body.value } : body,
+        })),
+      }));
+      for await (const { results } of client.measure(requests, options)) {
+        yield results.map(({ sequence, outcome }) => ({
+          sequence,
+          outcome:
+            outcome.case === "measured"
               ? { case: "answer" as const, value: outcome.value }
               : outcome,
         }));

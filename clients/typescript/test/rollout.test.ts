@@ -3,7 +3,13 @@ import { afterEach, describe, it } from "node:test";
 
 import { Code, ConnectError } from "@connectrpc/connect";
 
-import { ErrorReason, RefusedError, RolloutOwner, UnavailableError } from "../src/index.js";
+import {
+  CaptureMode,
+  ErrorReason,
+  RefusedError,
+  RolloutOwner,
+  UnavailableError,
+} from "../src/index.js";
 import { AdmissionService, FinalizerService, LedgerService } from "../src/stubs.js";
 import { FakeServer } from "./fakeServer.js";
 
@@ -14,10 +20,13 @@ interface FakeMesh {
 
 /** What the fake Admission throws on its next calls; undefined for an answer. */
 let faults: (ConnectError | undefined)[] = [];
+/** The mode that the fake Admission opens attempts in; undefined for the one asked for. */
+let answeredMode: CaptureMode | undefined;
 let running: FakeServer | undefined;
 
 afterEach(async () => {
   faults = [];
+  answeredMode = undefined;
   await running?.stop();
 });
 
@@ -31,7 +40,9 @@ async function mesh(): Promise<FakeMesh> {
   };
   running = await FakeServer.start((router) => {
     router.service(AdmissionService, {
-      openAttempt: (request) => (note("open", request), { attempt }),
+      openAttempt: (request) => (
+        note("open", request), { attempt: { ...attempt, mode: answeredMode ?? request.mode } }
+      ),
       closeAttempt: (request) => (note("close", request), { attempt }),
     });
     router.service(LedgerService, {
@@ -56,6 +67,32 @@ async function mesh(): Promise<FakeMesh> {
 }
 
 describe("a rollout's owner", () => {
+  it("opens an attempt in the mode that it is told", async () => {
+    const { owner, calls } = await mesh();
+    await owner.open("r1");
+    await owner.open("r1", { mode: CaptureMode.FOREST });
+    assert.deepEqual(
+      calls.map(([, request]) => "mode" in request && request.mode),
+      [CaptureMode.UNSPECIFIED, CaptureMode.FOREST],
+    );
+  });
+
+  it("refuses an attempt of another mode than the one asked for", async () => {
+    const { owner } = await mesh();
+    answeredMode = CaptureMode.CHAIN;
+    assert.equal((await owner.open("r1")).attempt.mode, CaptureMode.CHAIN, "any mode will do");
+    await assert.rejects(owner.open("r1", { mode: CaptureMode.FOREST }), (error) => {
+      assert.ok(error instanceof RefusedError);
+      assert.equal(error.reason, ErrorReason.MODE_MISMATCH);
+      assert.deepEqual(error.metadata, {
+        capture_key: "r1-a1",
+        expected: "forest",
+        actual: "chain",
+      });
+      return true;
+    });
+  });
+
   it("finishes in order, naming the sealed epoch and revision", async () => {
     const { owner, calls } = await mesh();
     const rollout = await owner.open("r1");
@@ -77,6 +114,9 @@ describe("a rollout's owner", () => {
       captureKey: "r1-a1",
       epoch: 2n,
       revision: 7n,
+      result: new Uint8Array(),
+      environmentMasked: false,
+      maskRefusedSelection: false,
       ...outcome,
     });
     assert.deepEqual(scoredResponse, new Uint8Array());

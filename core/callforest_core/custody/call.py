@@ -20,6 +20,7 @@ from callforest_core.custody.digests import (
     exact_call_digest,
 )
 from callforest_core.custody.tokens import Logprobs, TokenIds, WideTokenIds
+from callforest_core.lineage.source import OutputSummary
 
 NO_FINGERPRINT_VERSION: Final = 0
 
@@ -154,17 +155,17 @@ class StagedCall:
             DigestInputError: the fields have no digest.
 
         """
-        carry_len = min(max(self.carry_len, 0), len(encoded) // 8)
+        if len(encoded) != 8 * len(self.token_ids) or len(logprobs) != 4 * len(self.logprobs):
+            raise DigestInputError("the encoded columns are not those of this call")
+        carry_len = min(max(self.carry_len, 0), len(self.token_ids))
         return self.digest_columns(opening, canonical_columns(carry_len, encoded, logprobs))
 
     def digest_columns(self, opening: bytes, columns: EncodedColumns) -> bytes:
-        """`recompute_digest` from whole columns that the caller encoded; it raises the same."""
-        identity, carry_len = self.identity, self.carry_len
-        width = len(columns[0])
-        if width == 0:
+        """`recompute_digest` from this call's columns, encoded whole; it raises the same."""
+        identity, carry_len, size = self.identity, self.carry_len, len(self.token_ids)
+        if size == 0:
             raise DigestInputError("the delta is empty")
-        made = 8 * (carry_len + len(self.logprobs))
-        if carry_len < 0 or not width == made == 2 * len(columns[1]) == 2 * len(columns[2]):
+        if carry_len < 0 or carry_len + len(self.logprobs) != size:
             raise DigestInputError("carry and logprobs do not make up the delta")
         if (identity.parent_call_id is None) != (self.prev_len == 0):
             raise DigestInputError("exactly a root has no prefix")
@@ -291,7 +292,7 @@ class CallRecord:
         finish_reason: why generation stopped, "" when unknown.
         status: completion status of the served response, "" when unknown.
         versions: layout versions of the digests.
-
+        output: identifies the answer in a returned history, of forest mode, or None.
     """
 
     call_id: str
@@ -314,6 +315,7 @@ class CallRecord:
     finish_reason: str = ""
     status: str = ""
     versions: FormatVersions = FORMAT_VERSIONS
+    output: OutputSummary | None = None
 
     @property
     def custody(self) -> Custody:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
+from operator import gt, sub
 from typing import Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from callforest_core.custody.call import ExactCall, StagedCall
 from callforest_core.custody.digests import Encoded, EncodedColumns
-from callforest_core.custody.tokens import AnyTokenIds, Logprobs, encode_floats, encode_ids
+from callforest_core.custody.tokens import AnyTokenIds, encode_floats, encode_ids
 
 AnyCall: TypeAlias = StagedCall | ExactCall
 
@@ -50,27 +51,23 @@ def encode_attempt(calls: Sequence[AnyCall]) -> AttemptColumns:
     Logprobs beyond the tokens of their call are left out; such a call has no digest.
     """
     ids = [call.token_ids for call in calls]
-    sizes = [len(column) for column in ids]
-    scores = [_scores(call, size) for call, size in zip(calls, sizes, strict=True)]
-    generated = [len(own) for own in scores]
-    carried = [size - own for size, own in zip(sizes, generated, strict=True)]
-    zeros = np.zeros(max(carried), dtype=np.float32)
-    carry = [zeros[:size] for size in carried]
+    scores = [_NO_LOGPROBS if isinstance(call, ExactCall) else call.logprobs for call in calls]
+    sizes = list(map(len, ids))
+    if any(map(gt, map(len, scores), sizes)):
+        scores = [own[:size] for own, size in zip(scores, sizes, strict=True)]
+    generated = list(map(len, scores))
+    carried = list(map(sub, sizes, generated))
     bounds = [0, *accumulate(sizes)]
     runs = list(chain.from_iterable(zip(carried, generated, strict=True)))
     token_ids = cast("AnyTokenIds", np.concatenate(ids))
     token_mask = np.repeat(np.tile(_CARRY_THEN_GENERATION, len(calls)), runs)
-    logprobs = np.concatenate(list(chain.from_iterable(zip(carry, scores, strict=True))))
+    logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    for end, size, own in zip(bounds[1:], generated, scores, strict=True):
+        logprobs[end - size : end] = own
     encoded_ids = encode_ids(token_ids)
     encoded = _cut(encoded_ids, encode_floats(token_mask), encode_floats(logprobs), bounds)
     all_finite = bool(np.isfinite(logprobs).all())
     return AttemptColumns(bounds, encoded_ids, token_ids, token_mask, logprobs, encoded, all_finite)
-
-
-def _scores(call: AnyCall, size: int) -> Logprobs:
-    if isinstance(call, ExactCall):
-        return _NO_LOGPROBS
-    return call.logprobs if len(call.logprobs) <= size else call.logprobs[:size]
 
 
 def _cut(
@@ -79,6 +76,7 @@ def _cut(
     return [
         (
             token_ids[8 * start : 8 * end],
+            b"",
             token_mask[4 * start : 4 * end],
             logprobs[4 * start : 4 * end],
         )

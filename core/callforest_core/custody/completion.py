@@ -112,11 +112,11 @@ def complete_path(
         raise WeightVersionError(weight_version)
 
     token_ids = np.concatenate((prompt[prev_len:], generated))
-    path = parent.extended(token_ids)
+    path = parent.continued_by(token_ids)
     delta = path.encoded(prev_len)
     extras_commitment = EMPTY_EXTRAS_DIGEST if extras == EMPTY_EXTRAS else extras_digest(extras)
     chain = chain_hash_encoded(parent_chain_hash, delta)
-    cumulative = cumulative_hash_encoded([path.encoded()])
+    cumulative = cumulative_hash_encoded(path.encoded())
     try:
         digest = canonical_call_digest(
             digest_opening(identity.capture_key),
@@ -150,12 +150,13 @@ def _inherited(
         if parent_chain_hash is not None or (prefix is not None and len(prefix)):
             raise IdentityError("a root has neither prefix nor parent chain hash")
         return EMPTY_PATH
-    if prefix is None or not len(prefix):
+    size = 0 if prefix is None else len(prefix)
+    if prefix is None or not size:
         raise IdentityError("a continuation needs its prefix")
     if parent_chain_hash is None or len(parent_chain_hash) != DIGEST_SIZE:
         raise IdentityError("a continuation needs its parent's chain hash")
     if not isinstance(prefix, TokenPath):
-        added = len(prompt) - len(prefix) + generation_len
+        added = len(prompt) - size + generation_len
         prefix = TokenPath.of(prefix, spare=max(added, 0))
     if not prefix.begins(prompt):
         _refuse_prefix(prefix.token_ids, prompt)

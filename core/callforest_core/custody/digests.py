@@ -7,9 +7,9 @@ peer's JSON.
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,8 +24,9 @@ from callforest_core.custody.tokens import (
 
 Encoded: TypeAlias = bytes | memoryview
 """Big-endian bytes of a column."""
-EncodedColumns: TypeAlias = tuple[Encoded, Encoded, Encoded]
-"""Ids (8 bytes a token), mask and logprobs (4 bytes a token) of a delta, carry first, finite."""
+EncodedColumns: TypeAlias = tuple[Encoded, Encoded, Encoded, Encoded]
+"""A delta's ids (8 bytes a token), what mask and logprobs both begin with (zeros of the carry, or
+nothing), and the rest of its mask and of its finite logprobs (4 bytes a token)."""
 FloatColumn: TypeAlias = NDArray[np.float64]
 """One double a token, as the contract's records carry masks and logprobs."""
 
@@ -40,7 +41,7 @@ _CHAIN_ROOT: Final = b"nemo-gym-staging-chain-v1\x00"
 _CHAIN_CHILD: Final = b"nemo-gym-staging-chain-v1\x01"
 _CALL_DOMAIN: Final = b"nemo-gym-staging-call-v2"
 _U64: Final = struct.Struct(">Q")
-_PAIR: Final = struct.Struct(">QQ")
+_COUNT: Final = struct.Struct(">QQ")
 _LENGTHS: Final = struct.Struct(">QQQQQQ")
 _ROOT_BYTES: Final = b"\x00" + _U64.pack(len(ROOT_MODE)) + ROOT_MODE.encode()
 _CHILD: Final = _U64.pack(len(CONTINUATION_MODE)) + CONTINUATION_MODE.encode()
@@ -85,24 +86,26 @@ def chain_hash(parent: bytes | None, token_ids: AnyTokenIds) -> bytes:
 
 def chain_hash_encoded(parent: bytes | None, encoded: Encoded) -> bytes:
     """`chain_hash` of ids that are already encoded."""
-    opening = _CHAIN_ROOT if parent is None else _CHAIN_CHILD + parent
     count = _U64.pack(len(encoded) // 8)
-    return hashlib.sha256(b"".join((opening, count, encoded))).digest()
+    if parent is None:
+        return sha256(b"".join((_CHAIN_ROOT, count, encoded))).digest()
+    return sha256(b"".join((_CHAIN_CHILD, parent, count, encoded))).digest()
 
 
 def cumulative_hash(token_ids: AnyTokenIds) -> bytes:
     """Hash all tokens of a call from token 0: prompt and generation (contract 2.3)."""
-    return cumulative_hash_encoded([encode_ids(token_ids)])
+    return cumulative_hash_encoded(encode_ids(token_ids))
 
 
-def cumulative_hash_encoded(encoded: Sequence[Encoded]) -> bytes:
+def cumulative_hash_encoded(*encoded: Encoded) -> bytes:
     """`cumulative_hash` of a sequence given as encoded pieces, in order."""
-    state = hashlib.sha256(_CUMULATIVE_DOMAIN + _U64.pack(sum(map(len, encoded)) // 8))
+    state = sha256(_CUMULATIVE_DOMAIN + _U64.pack(sum(map(len, encoded)) // 8))
     for piece in encoded:
         state.update(piece)
     return state.digest()
 
 
+@lru_cache(maxsize=1024)
 def digest_opening(capture_key: str) -> bytes:
     """Encode what opens the pre-image of every call digest of an attempt.
 
@@ -115,8 +118,7 @@ def digest_opening(capture_key: str) -> bytes:
 
 def canonical_columns(carry_len: int, encoded: Encoded, logprobs: Encoded) -> EncodedColumns:
     """Complete encoded ids and logprobs: zeros for the carry, ones for the generation."""
-    zeros = bytes(4 * carry_len)
-    return encoded, zeros + _ONE * (len(encoded) // 8 - carry_len), zeros + logprobs
+    return encoded, bytes(4 * carry_len), _ONE * (len(encoded) // 8 - carry_len), logprobs
 
 
 def canonical_call_digest(
@@ -176,12 +178,11 @@ def call_digest(
         DigestInputError: an identity is empty or not valid Unicode, or a length exceeds 64 bits.
 
     """
-    token_ids, token_mask, logprobs = columns
-    width = len(token_ids)
-    size = width // 8
-    column = _PAIR.pack(8 + width // 2, size)
+    token_ids, carry, token_mask, logprobs = columns
+    size = len(token_ids) // 8
+    count = _COUNT.pack(8 + 4 * size, size)
     try:
-        lengths = _LENGTHS.pack(prev_len, size, prev_len + size, weight_version, 8 + width, size)
+        lengths = _LENGTHS.pack(prev_len, size, prev_len + size, weight_version, 8 + 8 * size, size)
     except struct.error as error:
         raise DigestInputError(f"a length or version is not unsigned 64-bit: {error}") from error
     parts = (
@@ -190,13 +191,15 @@ def call_digest(
         _ROOT_BYTES if parent_call_id is None else _PRESENT + _identifier(parent_call_id) + _CHILD,
         lengths,
         token_ids,
-        column,
+        count,
+        carry,
         token_mask,
-        column,
+        count,
+        carry,
         logprobs,
         _PRESENT.join(digests),
     )
-    return hashlib.sha256(b"".join(parts)).digest()
+    return sha256(b"".join(parts)).digest()
 
 
 def exact_call_digest(
@@ -227,7 +230,7 @@ def exact_call_digest(
         header.parent_call_id,
         header.prev_len,
         header.weight_version,
-        (encode_ids(token_ids), encode_floats(token_mask), _finite_floats(logprobs)),
+        (encode_ids(token_ids), b"", encode_floats(token_mask), _finite_floats(logprobs)),
         digests,
     )
 

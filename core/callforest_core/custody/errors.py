@@ -96,3 +96,7 @@ class ExtrasError(CaptureError):
 
 class SpliceRefusedError(CaptureError):
     """The boundary between captured prefix and rendered suffix is not proven (ADM-6)."""
+
+
+class CandidateWithoutProofError(Exception):
+    """A candidate does not say in which sense the histories match; nothing may be generated."""

@@ -93,7 +93,10 @@ class TokenPath:
             TokenOutOfRangeError: they are not ids.
 
         """
-        token_ids = as_token_ids(token_ids)
+        return self.continued_by(as_token_ids(token_ids))
+
+    def continued_by(self, token_ids: TokenIds) -> TokenPath:
+        """`extended` for ids that `as_token_ids` gave."""
         size = self._size
         end = size + len(token_ids)
         room = self.room
@@ -122,7 +125,7 @@ class TokenPath:
     def begins(self, token_ids: TokenIds) -> bool:
         """Whether contiguous ids begin with this path."""
         size = self._size
-        return len(token_ids) >= size and self.room.id_bytes.startswith(token_ids[:size].data)
+        return len(token_ids) >= size and self.room.id_bytes.startswith(token_ids.data[:size])
 
 
 EMPTY_PATH: Final = TokenPath(Room(0), 0)

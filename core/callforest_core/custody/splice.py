@@ -7,8 +7,10 @@ A count alone proves no boundary, so every turn is compared as well; what is not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,8 @@ def splice_prefix(
     rendered: TokenIds,
     history_render: TokenIds,
     terminators: AbstractSet[int],
+    *,
+    says_the_same: Callable[[TokenIds, TokenIds], bool] | None = None,
 ) -> Splice:
     """Put the captured prefix in place of the history in a rendered prompt.
 
@@ -51,6 +55,8 @@ def splice_prefix(
         rendered: template render of the whole request, generation prompt included.
         history_render: template render up to and with the last model turn, no generation prompt.
         terminators: ids that end a turn: the generation configuration's and the tokenizer's.
+        says_the_same: judges a turn of the history and the same turn of the render, which misses
+            one range of it: whether that range may be missing. None lets any range be missing.
 
     Raises:
         SpliceRefusedError: reason `no_terminators`, `boundary_not_found`, `turn_count_differs`,
@@ -61,15 +67,17 @@ def splice_prefix(
         return Splice(rendered, 0, 0)
     if not terminators:
         raise SpliceRefusedError("no_terminators", "no token is known to end a turn")
-    history_ends = _ends(history_render, terminators)
-    rendered_ends = _ends(rendered, terminators)
+    cut = len(prefix) - 1 if int(prefix[-1]) in terminators else len(prefix)
+    captured = len(turn_ends(prefix[:cut], terminators)) + 1
+    history, history_ends = history_render, turn_ends(history_render, terminators)
+    rendered_ends = turn_ends(rendered, terminators)
+    if captured == len(history_ends) + 1 <= len(rendered_ends):
+        history, history_ends = _closed(history, history_ends, rendered, rendered_ends)
     turns = len(history_ends)
     if turns == 0 or len(rendered_ends) < turns:
         raise SpliceRefusedError(
             "boundary_not_found", f"{turns} turns end in the history, {len(rendered_ends)} in all"
         )
-    cut = len(prefix) - 1 if int(prefix[-1]) in terminators else len(prefix)
-    captured = len(_ends(prefix[:cut], terminators)) + 1
     if captured != turns:
         raise SpliceRefusedError("turn_count_differs", f"captured {captured}, rendered {turns}")
     boundary = int(rendered_ends[turns - 1])
@@ -79,12 +87,14 @@ def splice_prefix(
         )
     if boundary + 1 == len(rendered):
         raise SpliceRefusedError("nothing_follows", "the render ends with the history")
-    _check_turns(history_render, history_ends, rendered, rendered_ends[:turns])
+    if not np.array_equal(history[: history_ends[-1] + 1], rendered[: boundary + 1]):
+        parts = turns_of(rendered, rendered_ends[:turns])
+        _check_turns(turns_of(history, history_ends), parts, says_the_same)
     return Splice(np.concatenate((prefix[:cut], rendered[boundary:])), cut, boundary)
 
 
-def _ends(token_ids: TokenIds, terminators: AbstractSet[int]) -> NDArray[np.intp]:
-    """Positions of the terminators."""
+def turn_ends(token_ids: TokenIds, terminators: AbstractSet[int]) -> NDArray[np.intp]:
+    """Give the positions of the terminators."""
     if len(terminators) == 1:  # the usual case; isin takes several times as long
         (known,) = terminators
         is_end = token_ids == known
@@ -94,30 +104,50 @@ def _ends(token_ids: TokenIds, terminators: AbstractSet[int]) -> NDArray[np.intp
     return positions
 
 
-def _check_turns(
+def turns_of(token_ids: TokenIds, ends: NDArray[np.intp]) -> list[TokenIds]:
+    """Cut tokens into turns, each with its terminator; what follows the last one is left out."""
+    starts = [0, *(ends + 1).tolist()]
+    return [token_ids[start:end] for start, end in pairwise(starts)]
+
+
+def _closed(
     history: TokenIds,
     history_ends: NDArray[np.intp],
     rendered: TokenIds,
     rendered_ends: NDArray[np.intp],
+) -> tuple[TokenIds, NDArray[np.intp]]:
+    """Give the history with the terminator of its last turn, where its own render lacks that.
+
+    Some templates end a turn only when another follows: by writing the terminator then, or because
+    it is the next turn's opening. The whole render has that terminator; what stands before it must
+    be what the history ends with, else the history stays as it is.
+    """
+    turns = len(history_ends)
+    tail = history[history_ends[-1] + 1 :] if turns else history
+    boundary = int(rendered_ends[turns])
+    start = int(rendered_ends[turns - 1]) + 1 if turns else 0
+    if not _is_whole_or_cut(tail, rendered[start:boundary]):
+        return history, history_ends
+    closed = np.append(history, rendered[boundary])
+    return closed, np.append(history_ends, len(history))
+
+
+def _check_turns(
+    history: list[TokenIds],
+    rendered: list[TokenIds],
+    says_the_same: Callable[[TokenIds, TokenIds], bool] | None,
 ) -> None:
     """Check that the render has the turns of the history, whole or with a part left out.
 
     Templates leave reasoning out of earlier model turns, so a turn may miss one contiguous range. A
     turn that was dropped or added makes its neighbours differ in more than that.
     """
-    if np.array_equal(history[: history_ends[-1] + 1], rendered[: rendered_ends[-1] + 1]):
-        return
-    history_start = rendered_start = 0
-    for turn, (history_end, rendered_end) in enumerate(
-        zip(history_ends, rendered_ends, strict=True)
-    ):
-        whole = history[history_start : history_end + 1]
-        part = rendered[rendered_start : rendered_end + 1]
-        if not _is_whole_or_cut(whole, part):
-            raise SpliceRefusedError(
-                "turn_differs", f"turn {turn} at token {rendered_start} is not the history's"
-            )
-        history_start, rendered_start = history_end + 1, rendered_end + 1
+    for turn, (whole, part) in enumerate(zip(history, rendered, strict=True)):
+        if np.array_equal(whole, part):
+            continue
+        if _is_whole_or_cut(whole, part) and (says_the_same is None or says_the_same(whole, part)):
+            continue
+        raise SpliceRefusedError("turn_differs", f"turn {turn} of the render is not the history's")
 
 
 def _is_whole_or_cut(whole: TokenIds, part: TokenIds) -> bool:

@@ -287,10 +287,10 @@ def _check_chain_hash(record: CallRecord, parent: bytes | None, encoded: Encoded
 
 def _linearize(verified: _Verified, path: list[int]) -> LinearizedRow:
     """Check the chain hashes along a path and join it."""
+    manifest, columns = verified.receipt.manifest, verified.columns.encoded
     chain_hash: bytes | None = None
     for position in path:
-        encoded = verified.columns.encoded[position][0]
-        chain_hash = _check_chain_hash(verified.receipt.manifest[position], chain_hash, encoded)
+        chain_hash = _check_chain_hash(manifest[position], chain_hash, columns[position][0])
     return _join_path(verified, path)
 
 
@@ -312,7 +312,7 @@ def _join_path(verified: _Verified, path: list[int]) -> LinearizedRow:
         pieces = [verified.columns.encoded_ids]
     else:
         pieces = [verified.columns.encoded[position][0] for position in path]
-    if cumulative_hash_encoded(pieces) != terminal.cumulative_hash:
+    if cumulative_hash_encoded(*pieces) != terminal.cumulative_hash:
         detail = "does not cover the path's tokens"
         raise PathError("cumulative_hash_mismatch", detail, terminal.call_id)
     return _join(verified, path, tuple(links))

@@ -8,18 +8,27 @@ from typing import Final, cast
 import grpc.aio
 
 from callforest.admission.v1 import admission_service_pb2_grpc as rpc
+from callforest.capture.v1 import attempt_pb2
 from callforest_client.ledger import LedgerClient
 from callforest_mesh.admission.servicer import AdmissionServicer
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 
+CHAIN: Final = attempt_pb2.CAPTURE_MODE_CHAIN
+FOREST: Final = attempt_pb2.CAPTURE_MODE_FOREST
 _FULL_NAME: Final = "callforest.admission.v1.AdmissionService"
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """How Admission runs. It has nothing to choose: what it knows comes with each request."""
+    """How Admission runs.
+
+    Attributes:
+        forest: attempts that are opened without a mode are of forest mode, not of chain mode.
+    """
+
+    forest: bool = False
 
 
 class AdmissionService:
@@ -44,7 +53,9 @@ class AdmissionService:
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self.options = options
-        self._servicer = AdmissionServicer(ledger, drain, telemetry)
+        self._servicer = AdmissionServicer(
+            ledger, drain, telemetry, mode=FOREST if options.forest else CHAIN
+        )
 
     def attach(self, server: ServerLike) -> None:
         """Add the RPCs to a server."""

@@ -37,12 +37,19 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         ledger: decides and remembers.
         drain: when begun, item streams end.
         telemetry: what it says of its work.
+        mode: of the attempts that are opened without one.
     """
 
     def __init__(
-        self, ledger: LedgerClient, drain: Drain, telemetry: ServiceTelemetry = SILENT
+        self,
+        ledger: LedgerClient,
+        drain: Drain,
+        telemetry: ServiceTelemetry = SILENT,
+        *,
+        mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_CHAIN,
     ) -> None:
         self._ledger = ledger
+        self._mode = mode
         self._calls = ItemServer(
             ADMIT_CALLS,
             self._admit,
@@ -63,7 +70,9 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
     ) -> pb.OpenAttemptResponse:
         """Open the next attempt of a rollout."""
         ledger = self._ledger.for_tenant(request.tenant)
-        opening = ledger.open_attempt(request.rollout_id, request_id=request.request_id)
+        opening = ledger.open_attempt(
+            request.rollout_id, request_id=request.request_id, mode=request.mode or self._mode
+        )
         return pb.OpenAttemptResponse(attempt=await _in_time(opening, context.time_remaining()))
 
     async def AdmitCalls(
@@ -74,6 +83,21 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         """Judge calls before inference."""
         async for response in self._calls.serve(request_iterator):
             yield cast("pb.AdmitCallsResponse", response)
+
+    async def Measure(
+        self,
+        request: pb.MeasureRequest,
+        context: _Unary[pb.MeasureRequest, pb.MeasureResponse],
+    ) -> pb.MeasureResponse:
+        """Judge a call that will not be made."""
+        intent = request.intent
+        which = intent.WhichOneof("probe")
+        finding = self._ledger.for_tenant(request.tenant).find_predecessor(
+            intent.capture_key,
+            intent.source if which == "source" else intent.chain,
+            configuration_digest=intent.configuration_digest,
+        )
+        return pb.MeasureResponse(verdict=await _in_time(finding, context.time_remaining()))
 
     async def CloseAttempt(
         self,

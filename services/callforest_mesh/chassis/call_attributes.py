@@ -48,12 +48,13 @@ def entry_attributes(
 ) -> Found:
     """Say which row of the ledger was written."""
     del committed  # a revision says nothing of the call
-    if entry.WhichOneof("entry") == "failure":
-        failure = entry.failure
+    which = entry.WhichOneof("entry")
+    if which in ("failure", "withdrawal"):
+        ended = entry.failure if which == "failure" else entry.withdrawal
         return {
-            **_named(failure.capture_key, failure.call_id),
-            DISPOSITION: "failed",
-            REASON: failure.reason,
+            **_named(ended.capture_key, ended.call_id),
+            DISPOSITION: "failed" if which == "failure" else "withdrawn",
+            REASON: ended.reason,
         }
     coords = entry.record.coords
     found = _named(coords.capture_key, coords.call_id)
@@ -101,6 +102,16 @@ def generate_attributes(
     elif which == "failed":
         found[REASON] = generated.failed.reason
     return found
+
+
+def measure_attributes(
+    call: worker_pb.GenerateCall, measured: worker_pb.MeasuredCall | None
+) -> Found:
+    """Say which call was measured, and how large it would be."""
+    found = _named(call.capture_key, call.call_id)
+    if measured is None:
+        return found
+    return {**found, "callforest.prompt_tokens": measured.prompt_token_count}
 
 
 def _named(capture_key: str, call_id: str) -> Found:

@@ -28,6 +28,8 @@ from callforest_mesh.chassis.configuration_section import (
     unknown_key,
 )
 from callforest_mesh.chassis.telemetry import TelemetryOptions
+from callforest_mesh.chassis.token_capture import TokenCapture
+from callforest_mesh.chassis.training_keys import take_training_keys
 
 SERVICES: Final = ("staging", "ledger", "admission", "worker", "finalizer", "trainer", "gateway")
 """Every service, each behind those that it calls."""
@@ -136,6 +138,7 @@ class MeshConfiguration:
         server: limits and grace.
         log: the log on standard error.
         telemetry: traces and metrics.
+        token_capture: what is captured and what of it trains.
         staging: the options of the service, as they were read; so are those below.
     """
 
@@ -146,6 +149,7 @@ class MeshConfiguration:
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
+    token_capture: TokenCapture = field(default_factory=TokenCapture)
     staging: Mapping[str, Value] = field(default_factory=dict)
     ledger: Mapping[str, Value] = field(default_factory=dict)
     admission: Mapping[str, Value] = field(default_factory=dict)
@@ -202,6 +206,7 @@ def load(
         if not sign or not key:
             raise ConfigurationError("", f"--set wants key=value, not {setting!r}")
         _put(tree, key.split("."), _scalar(key, text), key)
+    take_training_keys(tree)
     return read_section(MeshConfiguration, tree, where="")
 
 

@@ -20,15 +20,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-import lmdb
-
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis import lmdb_environment as environment
 from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.chassis.errors import draining, overloaded
+from callforest_mesh.chassis.store_opening import foreign, mark_made, open_store
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.transaction import (
+    FORMAT_DATABASE,
+    FORMAT_KEY,
     KEY_BYTES_MAX,
+    READ_S,
     Batch,
     Collector,
     ReadTxn,
@@ -43,7 +46,7 @@ __all__ = ["KEY_BYTES_MAX", "Collector", "LmdbStore", "ReadTxn", "StoreStatistic
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT")
-_Raw: TypeAlias = "lmdb.Transaction[memoryview]"
+_Raw: TypeAlias = environment.RawTransaction
 _LOG = logging.getLogger("callforest")
 
 QUEUE_LIMIT: Final = 8192
@@ -52,9 +55,6 @@ DISK_RESERVE_BYTES: Final = 64 * 2**20
 READER_CHECK_S: Final = 15.0
 CLOSE_S: Final = 60.0
 RETRY_AFTER_MS: Final = 5000
-_READERS_MAX: Final = 126
-_FORMAT: Final = "callforest"
-_FORMAT_KEY: Final = b"store-1"
 
 
 class LmdbStore:
@@ -168,14 +168,18 @@ class LmdbStore:
             raise draining(self._name)
         try:
             with self._env.begin(buffers=True) as txn:
-                view = ReadTxn(self._name, cast("TransactionLike", txn), self._databases)
+                raw = cast("TransactionLike", txn)
+                until = time.monotonic() + READ_S
+                view = ReadTxn(self._name, raw, self._databases, until=until)
                 try:
                     return fn(view)
                 finally:
                     view.end()
-        except lmdb.ReadersFullError as error:
-            raise overloaded("store_readers", _READERS_MAX, retry_after_ms=100) from error
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+        except environment.ReadersFullError as error:
+            raise overloaded(
+                "store_readers", environment.READERS_MAX, retry_after_ms=100
+            ) from error
+        except (environment.CorruptedError, environment.PageNotFoundError) as error:
             raise corrupt(self._name, type(error).__name__) from error
 
     def statistics(self) -> StoreStatistics:
@@ -188,6 +192,7 @@ class LmdbStore:
             quota_bytes=self._quota,
             file_bytes=(self._path / "data.mdb").stat().st_size,
             stale_readers=self._stale_readers,
+            disk_free_bytes=self._free_bytes(),
         )
 
     async def close(self) -> None:
@@ -221,29 +226,26 @@ class LmdbStore:
         finally:
             self._closed = True
             if not self._failed:
-                self._env.close()
+                self._opened.close()
 
     def _open(self) -> None:
         made = not self._path.exists()
         self._path.mkdir(parents=True, exist_ok=True)
-        self._env = lmdb.open(
-            str(self._path),
-            map_size=self._map_size,
-            max_dbs=len(self._names) + 1,
-            max_readers=_READERS_MAX,
-            readahead=False,
-            **self._durability(),
+        self._opened = open_store(
+            self._path,
+            self._name,
+            map_size_bytes=self._map_size,
+            databases_max=len(self._names) + 1,
+            durability=self._durability(),
         )
+        self._env, self._stale_readers = self._opened.environment, self._opened.stale_readers
         try:
-            if self._env.stat()["entries"]:
-                with self._env.begin(buffers=True) as txn:
-                    if txn.get(_FORMAT.encode()) is None:
-                        raise self._foreign("another program's environment")
-            for name in (_FORMAT, *self._names):
+            for name in (FORMAT_DATABASE, *self._names):
                 self._databases[name] = self._env.open_db(name.encode())
             self._mark()
+            mark_made(self._path)
         except BaseException:
-            self._env.close()
+            self._opened.close()
             raise
         # LMDB syncs its file but never the directories that name it.
         for directory in (self._path, self._path.parent) if made else (self._path,):
@@ -253,20 +255,12 @@ class LmdbStore:
         mark = self._name.encode()
         with self._env.begin(write=True, buffers=True) as raw:
             txn = self._write_txn(raw, Batch(space=lambda _more: None), reserve=True)
-            found = txn.get(_FORMAT, _FORMAT_KEY)
+            found = txn.get(FORMAT_DATABASE, FORMAT_KEY)
             if found is None and self._used_bytes(raw) == 0:
-                txn.put(_FORMAT, _FORMAT_KEY, mark)
+                txn.put(FORMAT_DATABASE, FORMAT_KEY, mark)
             elif found != mark:
-                raise self._foreign(repr((found or b"").decode(errors="replace")))
+                raise foreign(self._name, repr((found or b"").decode(errors="replace")))
             self._used = self._used_bytes(raw)
-
-    def _foreign(self, found: str) -> Refusal:
-        return Refusal(
-            er.ERROR_REASON_STORE_CORRUPT,
-            f"the directory of the {self._name} store holds {found}",
-            store=self._name,
-            key=f"{_FORMAT}/{_FORMAT_KEY.decode()}",
-        )
 
     def _serve(self) -> None:
         check = time.monotonic() + READER_CHECK_S
@@ -311,8 +305,8 @@ class LmdbStore:
         return []
 
     def _fill(self, raw: _Raw, jobs: list[WriteJob[Any, Any]]) -> None:
-        disk_full = self._free_bytes() < self._disk_reserve
-        batch = Batch(space=lambda more: self._require_space(more, disk_full=disk_full))
+        room = self._free_bytes() - self._disk_reserve
+        batch = Batch(space=lambda more: self._require_space(more, room))
         with self._blaming() as blame:
             for job in jobs:
                 blame.job = job
@@ -334,7 +328,7 @@ class LmdbStore:
 
     def _commit(self, raw: _Raw) -> None:
         # A full map shows before any page is written, so it alone is no fatal error.
-        with self._blaming((lmdb.MapFullError,)):
+        with self._blaming((environment.MapFullError,)):
             raw.commit()
 
     @contextlib.contextmanager
@@ -343,27 +337,30 @@ class LmdbStore:
         blame = Blame()
         try:
             yield blame
-        except lmdb.MapFullError as error:
+        except environment.MapFullError as error:
             raise SpoiledError(blame.job, self._full(self._map_size)) from error
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+        except (environment.CorruptedError, environment.PageNotFoundError) as error:
             if Exception not in kinds:
                 raise
             raise SpoiledError(blame.job, corrupt(self._name, type(error).__name__)) from error
         except kinds as error:
             raise SpoiledError(blame.job, error) from error
 
-    def _require_space(self, more: int, *, disk_full: bool) -> None:
-        if disk_full or self._used + more > self._quota:
+    def _require_space(self, more: int, room: int) -> None:
+        if self._used + more > self._quota:
             raise self._full(self._quota)
+        if more > room:
+            raise self._full(self._quota, "its disk is almost full; free space there")
 
-    def _full(self, limit: int) -> Refusal:
+    def _full(self, limit: int, why: str = "free space or raise its quota") -> Refusal:
         return Refusal(
             er.ERROR_REASON_STORE_FULL,
-            f"the {self._name} store is full; free space or raise its quota",
+            f"the {self._name} store is full: {why}",
             retry_after_ms=RETRY_AFTER_MS,
             store=self._name,
             used_bytes=self._used,
             quota_bytes=limit,
+            free_bytes=self._free_bytes(),
         )
 
     def _write_txn(self, raw: _Raw, batch: Batch, *, reserve: bool) -> WriteTxn:

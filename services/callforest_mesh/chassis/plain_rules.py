@@ -23,7 +23,7 @@ Holds: TypeAlias = Callable[[Message], bool]
 """Whether a message plainly keeps its rules."""
 
 # The one shape of pattern that Python's expressions certainly take as RE2 does.
-_PATTERN: Final = re.compile(r"\^(\[[A-Za-z0-9._~-]+\]\+)\$")
+_PATTERN: Final = re.compile(r"\^(\[[A-Za-z0-9._~!-]+\](?:\+|\{0,[0-9]+\}))\$")
 _SIZES: Final = frozenset({"len", "min_len", "max_len"})
 _BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte"})
 
@@ -96,26 +96,18 @@ class _Writer:
         if field.message_type is None:
             test = self._value(value, field, rules)
         else:
-            _known(rules, {"required"} if field.has_presence else set())
-            test = self._message_field(value, field, field.message_type, within)
+            _known(rules, {"required"} if field.has_presence else {"repeated"})
+            inner = self._variable()
+            tests = self.message(inner, field.message_type, within)
+            if field.has_presence:
+                test = _all([f"({inner} := {value}) is not None", *tests]) if tests else ""
+            else:
+                test = _list(value, inner, tests, field.message_type, rules)
         if rules.required:
             return [has, test] if test else [has]
         if not test:
             return []
         return [f"(not {has} or {test})" if field.has_presence else test]
-
-    def _message_field(
-        self, value: str, field: FieldDescriptor, kind: Descriptor, within: tuple[str, ...]
-    ) -> str:
-        inner = self._variable()
-        tests = self.message(inner, kind, within)
-        if not tests:
-            return ""
-        if field.has_presence:
-            return _all([f"({inner} := {value}) is not None", *tests])
-        if kind.GetOptions().map_entry:
-            raise _UnknownRuleError
-        return f"all({_all(tests)} for {inner} in {value})"
 
     def _value(self, value: str, field: FieldDescriptor, rules: validate_pb2.FieldRules) -> str:
         """Write the test of a value that is no message; "" when it has no rule."""
@@ -124,8 +116,7 @@ class _Writer:
         if kind is None and not rules.cel:
             return ""
         if kind == "repeated":
-            _known(rules.repeated, {"max_items"})
-            return f"len({value}) <= {rules.repeated.max_items}"
+            return self._repeated(value, rules.repeated)
         if field.is_repeated:
             raise _UnknownRuleError
         if kind == "string" and not rules.cel:
@@ -139,6 +130,18 @@ class _Writer:
             _known(rules.enum, {"not_in"})
             return f"{value} not in {(*rules.enum.not_in,)!r}"
         raise _UnknownRuleError
+
+    def _repeated(self, value: str, rules: validate_pb2.RepeatedRules) -> str:
+        """Write the test of a list of values; of their own rules those of strings are known."""
+        _known(rules, {"max_items", "items"})
+        if not rules.HasField("items"):
+            return _few(value, rules)
+        _known(rules.items, {"string"})
+        if not rules.items.HasField("string"):
+            raise _UnknownRuleError
+        one = self._variable()
+        test = self._string(one, rules.items.string)
+        return _all([_few(value, rules), f"all({test} for {one} in {value})"])
 
     def _string(self, value: str, rules: validate_pb2.StringRules) -> str:
         _known(rules, {*_SIZES, "pattern"})
@@ -170,6 +173,23 @@ class _Writer:
 
 def _all(tests: list[str]) -> str:
     return f"({' and '.join(tests)})" if tests else "True"
+
+
+def _list(
+    value: str, inner: str, tests: list[str], kind: Descriptor, rules: validate_pb2.FieldRules
+) -> str:
+    """Write the test of a list of messages, `inner` each; "" when it has no rule."""
+    if kind.GetOptions().map_entry:
+        raise _UnknownRuleError
+    both = [f"all({_all(tests)} for {inner} in {value})"] if tests else []
+    if rules.HasField("repeated"):
+        _known(rules.repeated, {"max_items"})
+        both = [_few(value, rules.repeated), *both]
+    return _all(both) if both else ""
+
+
+def _few(value: str, rules: validate_pb2.RepeatedRules) -> str:
+    return f"len({value}) <= {rules.max_items}"
 
 
 def _bounds(rules: validate_pb2.UInt32Rules | validate_pb2.UInt64Rules) -> tuple[int, int]:

@@ -24,11 +24,16 @@ def measure_store(metrics: Metrics, statistics: Callable[[], StoreStatistics | N
 
         return read
 
-    totals = (("commits", "{commit}", "Durable commits."), ("records", "{record}", "Of commits."))
+    totals = (
+        ("commits", "{commit}", "Durable commits."),
+        ("records", "{record}", "Of commits."),
+        ("stale_readers", "{reader}", "Slots of dead readers that were freed."),
+    )
     levels = (
         ("queue_depth", "{write}", "Writes that wait for a commit."),
         ("used_bytes", "By", "Pages in use."),
         ("quota_bytes", "By", "Used bytes from which writes are refused."),
+        ("disk_free_bytes", "By", "What the store's file system has left."),
     )
     for name, unit, text in totals:
         metrics.gauge(Description(f"callforest.store.{name}", unit, text), value(name), "total")

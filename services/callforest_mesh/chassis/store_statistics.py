@@ -17,6 +17,7 @@ class StoreStatistics:
         quota_bytes: from which used_bytes on writes are refused.
         file_bytes: length of the file, which never shrinks.
         stale_readers: readers of dead processes whose slots were freed.
+        disk_free_bytes: what its file system has left.
     """
 
     commits: int
@@ -26,3 +27,4 @@ class StoreStatistics:
     quota_bytes: int
     file_bytes: int
     stale_readers: int
+    disk_free_bytes: int

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar, cast
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.errors import overloaded
 from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES, seal, unseal
 
 KEY_BYTES_MAX: Final = 511
 """LMDB's longest key."""
+READ_S: Final = 30.0
+"""How long a service may read one snapshot, which keeps its pages from being used again."""
+FORMAT_DATABASE: Final = "callforest"
+FORMAT_KEY: Final = b"store-1"
+"""Where the name of a store stands in it."""
 
 
 class CursorLike(Protocol):
     """A cursor of LMDB, over one database."""
+
+    def first(self) -> bool:
+        """Go to the first key."""
+        ...
 
     def set_range(self, key: bytes) -> bool:
         """Go to the first key that is not smaller."""
@@ -96,9 +107,18 @@ class ReadTxn:
         store: names the store in refusals.
         txn: LMDB's transaction.
         databases: LMDB's handles by name.
+        until: `time.monotonic()` from which on nothing is read any more; None for no such bound.
     """
 
-    def __init__(self, store: str, txn: TransactionLike, databases: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        store: str,
+        txn: TransactionLike,
+        databases: Mapping[str, object],
+        *,
+        until: float | None = None,
+    ) -> None:
+        self._until = until
         self._store = store
         self._txn = txn
         self._databases = databases
@@ -183,6 +203,8 @@ class ReadTxn:
             raise RuntimeError("the transaction has ended")
         if self._thread != threading.get_ident():
             raise RuntimeError("a transaction belongs to the thread that began it")
+        if self._until is not None and time.monotonic() > self._until:
+            raise overloaded("store_read_s", round(READ_S))
         if len(key) > KEY_BYTES_MAX:
             raise ValueError(f"a key of {len(key)} bytes; at most {KEY_BYTES_MAX}")
         return self._txn

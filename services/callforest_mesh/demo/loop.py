@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import openai
 
-from callforest.capture.v1 import receipt_pb2
+from callforest.capture.v1 import attempt_pb2, receipt_pb2
 from callforest.trainer.v1 import trainer_service_pb2
 from callforest_client.rollout import Outcome, RolloutOwner
 from callforest_client.trainer import TrainerClient
-from callforest_mesh.demo.harness import GameOptions, Played, play
+from callforest_mesh.demo.harness import CountingHarness, Harness, Played
 
 _LOG = logging.getLogger("callforest")
 
@@ -35,7 +35,8 @@ class LoopOptions:
         rollouts_per_group: logical rollouts of one group.
         attempts: tries at a rollout whose harness fails.
         openings: first user messages; each group of a step takes the next one.
-        game: how a rollout is played.
+        harness: plays a rollout.
+        mode: of the attempts.
         step_timeout_s: how long a step may take, from its last group to its metrics.
     """
 
@@ -46,7 +47,8 @@ class LoopOptions:
     rollouts_per_group: int = 8
     attempts: int = 3
     openings: tuple[str, ...] = ("Start at one.", "Begin: 1 2 3", "Your number?", "Go 0 1 2")
-    game: GameOptions = field(default_factory=GameOptions)
+    harness: Harness = field(default_factory=CountingHarness)
+    mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_CHAIN
     step_timeout_s: float = 120.0
 
 
@@ -60,6 +62,8 @@ class StepReport:
         overhead_ms_p50: the median of what capture added to a call.
         masked: reasons of masked rollouts, with the rollout's id.
         example: the capture key of one rollout of the step.
+        context_boundaries: how often its harnesses rewrote their context.
+        finalized_groups: its groups that were published, not dropped.
     """
 
     metrics: trainer_service_pb2.StepMetrics
@@ -67,6 +71,8 @@ class StepReport:
     overhead_ms_p50: float
     masked: dict[str, str]
     example: str
+    context_boundaries: int
+    finalized_groups: int
 
 
 class DemoFailedError(Exception):
@@ -97,7 +103,7 @@ class DemoLoop:
         """
         watch = self._trainer.watch_metrics()
         for step in range(1, self._options.steps + 1):
-            finished = await self._play_step(step)
+            groups = await self._play_step(step)
             try:
                 async with asyncio.timeout(self._options.step_timeout_s):
                     metrics = await anext(watch)
@@ -107,15 +113,14 @@ class DemoLoop:
                     f"step {step} did not end in {self._options.step_timeout_s:.0f} s; the trainer"
                     f" says: {status.failure or 'nothing'} ({status.waiting_group_count} groups)"
                 ) from None
-            yield _report(metrics, finished)
+            yield _report(metrics, groups)
 
-    async def _play_step(self, step: int) -> list[_Finished]:
-        groups = await asyncio.gather(
+    async def _play_step(self, step: int) -> list[_Group]:
+        return await asyncio.gather(
             *(self._play_group(step, number) for number in range(self._options.groups_per_step))
         )
-        return [finished for group in groups for finished in group]
 
-    async def _play_group(self, step: int, number: int) -> list[_Finished]:
+    async def _play_group(self, step: int, number: int) -> _Group:
         group_id = f"{self._options.run}-s{step}-g{number}"
         opening = self._options.openings[number % len(self._options.openings)]
         slots = range(self._options.rollouts_per_group)
@@ -125,38 +130,47 @@ class DemoLoop:
         published = await self._owner.publish(group_id, len(finished))
         if published.drop_reason:
             _LOG.warning("group %s was dropped: %s", group_id, published.drop_reason)
-        return list(finished)
+        return _Group(tuple(finished), published.drop_reason)
 
     async def _play_rollout(self, group_id: str, slot: int, opening: str) -> _Finished:
         """Play until an attempt goes through; a harness that fails leaves a masked rollout."""
         rollout_id = f"{group_id}-r{slot}"
         for _ in range(self._options.attempts):
-            rollout = await self._owner.open(rollout_id)
+            rollout = await self._owner.open(rollout_id, mode=self._options.mode)
             played: Played | None = None
             try:
                 client = self._openai.with_options(base_url=rollout.base_url)
-                played = await play(client, self._options.model, opening, self._options.game)
+                played = await self._options.harness.play(client, self._options.model, opening)
             except openai.OpenAIError as error:
                 _LOG.warning("rollout %s: the harness failed: %s", rollout.capture_key, error)
                 continue
             break
         outcome = Outcome(
             reward=played.reward if played else 0.0,
-            declared_response_id=played.response_id if played else None,
+            declared_response_id=played.response_id or None if played else None,
+            result=played.result if played else b"",
         )
         receipt = await self._owner.finish(rollout, outcome, group_id=group_id, slot=slot)
-        return _Finished(receipt, outcome.reward, played.overhead_ms if played else ())
+        return _Finished(receipt, outcome.reward, played)
 
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
     receipt: receipt_pb2.Receipt
     reward: float
-    overhead_ms: tuple[float, ...]
+    played: Played | None
 
 
-def _report(metrics: trainer_service_pb2.StepMetrics, finished: list[_Finished]) -> StepReport:
-    overheads = sorted(value for one in finished for value in one.overhead_ms)
+@dataclass(frozen=True, slots=True)
+class _Group:
+    finished: tuple[_Finished, ...]
+    drop_reason: str
+
+
+def _report(metrics: trainer_service_pb2.StepMetrics, groups: list[_Group]) -> StepReport:
+    finished = [one for group in groups for one in group.finished]
+    played = [one.played for one in finished if one.played is not None]
+    overheads = sorted(value for one in played for value in one.overhead_ms)
     masked = {
         one.receipt.rollout_id: "/".join(
             filter(None, (one.receipt.mask_reason, one.receipt.mask_cause))
@@ -170,6 +184,8 @@ def _report(metrics: trainer_service_pb2.StepMetrics, finished: list[_Finished])
         overhead_ms_p50=overheads[len(overheads) // 2] if overheads else float("nan"),
         masked=masked,
         example=finished[0].receipt.capture_key,
+        context_boundaries=sum(one.context_boundaries for one in played),
+        finalized_groups=sum(not group.drop_reason for group in groups),
     )
 
 

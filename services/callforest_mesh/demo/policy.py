@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from callforest_mesh.demo.harness import GameOptions
+from callforest.capture.v1 import attempt_pb2
+from callforest_mesh.demo.compacting_harness import CompactingHarness
+from callforest_mesh.demo.harness import CountingHarness, GameOptions
 from callforest_mesh.demo.loop import LoopOptions
 from callforest_mesh.demo.smollm2 import make_smollm2
 from callforest_mesh.worker.tiny_model import make_tiny_model
@@ -67,9 +69,22 @@ SMOLLM2: Final = Policy(
         groups_per_step=2,
         rollouts_per_group=4,
         openings=("Count from 1 to 20.", "1, 2, 3, 4,"),
-        game=GameOptions(turns=2),
+        harness=CountingHarness(GameOptions(turns=2)),
         step_timeout_s=600.0,
     ),
     note="SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), in float32 on the processor",
 )
 POLICIES: Final[Mapping[str, Policy]] = {"tiny": TINY, "smollm2": SMOLLM2}
+
+
+def compacting(policy: Policy) -> Policy:
+    """Give the policy under a harness that compacts its history: eight rollouts a step (TRN-9)."""
+    loop = replace(
+        policy.loop,
+        run="recency",
+        groups_per_step=2,
+        rollouts_per_group=4,
+        harness=CompactingHarness(),
+        mode=attempt_pb2.CAPTURE_MODE_FOREST,
+    )
+    return replace(policy, loop=loop)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from callforest.capture.v1 import attempt_pb2
 from callforest_client.rollout import RolloutOwner
 from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.call_graph import draw
@@ -100,9 +101,13 @@ class DemoSummary:
             "steps": len(metrics),
             "rollouts": sum(one.rollout_count for one in metrics),
             "rows": sum(one.row_count for one in metrics),
+            "max_rows": max(one.row_count for one in metrics),
+            "finalized_groups": sum(report.finalized_groups for report in self.reports),
+            "context_boundaries": sum(report.context_boundaries for report in self.reports),
             "masked": count_masked(list(self.reports)),
             "reward_first": round(rewards[0], 4),
             "reward_last": round(rewards[-1], 4),
+            "max_reward": round(max(rewards), 4),
             "reward_gain": round(reward_gain(rewards), 4),
             "max_tmpe": max(one.token_mult_prob_error for one in metrics),
             "max_gen_kl_error": max(one.gen_kl_error for one in metrics),
@@ -204,6 +209,7 @@ def _write_configuration(options: DemoOptions, model: Path) -> Path:
         "state_dir": str((options.state / "mesh").absolute()),
         "addresses": {name: f"127.0.0.1:{ports[i]}" for i, name in enumerate(SERVICES)},
         "log": {"level": "warning"},
+        "token_capture": {"forest_training": loop.mode == attempt_pb2.CAPTURE_MODE_FOREST},
         "gateway": {"port": ports[-1]},
         "worker": {
             "engine": "vllm",

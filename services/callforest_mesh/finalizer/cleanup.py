@@ -12,7 +12,7 @@ import logging
 from callforest_client.errors import CallforestError
 from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
-from callforest_mesh.finalizer.core import attempts_before
+from callforest_mesh.finalizer.groups import attempts_before
 from callforest_mesh.finalizer.store import RowLog
 
 _LOG = logging.getLogger("callforest")

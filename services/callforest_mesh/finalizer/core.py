@@ -5,37 +5,28 @@ Every doubt masks the rollout and says why; nothing is guessed (P7 verified or m
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from callforest.capture.v1 import attempt_pb2, group_batch_pb2, receipt_pb2, staged_call_pb2
+from callforest.capture.v1 import attempt_pb2, receipt_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.custody.call import CallRecord, Receipt, StagedCall
-from callforest_core.custody.digests import DigestInputError, digest_opening
-from callforest_core.custody.extras import extras_digest
 from callforest_core.custody.row import LinearizedRow
-from callforest_core.custody.tokens import encode_floats, encode_ids
 from callforest_core.custody.verification import VerificationError, verify_paths
-from callforest_core.forest.layout import Contribution, RowPurpose, Segment, lay_out_group
+from callforest_core.forest.receipts import receipt_digest
 from callforest_core.forest.sampling import sampling_fault
 from callforest_core.lineage.items import Dialect, ItemsError, response_items
-from callforest_core.lineage.terminal import Terminal, TerminalStage, attribute_terminal
+from callforest_core.lineage.terminal import Terminal, attribute_terminal
 from callforest_core.refusal import Refusal
-from callforest_mesh.finalizer.receipts import receipt_digest
 
-GROUP_BYTES_MAX = 60 << 20
-"""Largest batch that is published; a larger one could never be delivered."""
-_SEGMENT_OVERHEAD_BYTES = 8
-"""Most bytes that a batch needs around one segment."""
+ENVIRONMENT_MASKED = "environment_masked"
+"""The mask reason of a verified rollout that its environment keeps from training."""
 _LENGTH = "length"
-_ROW_KINDS = {
-    RowPurpose.TRAINING: group_batch_pb2.ROW_KIND_TRAINING,
-    RowPurpose.PLACEHOLDER: group_batch_pb2.ROW_KIND_PLACEHOLDER,
-    RowPurpose.PADDING: group_batch_pb2.ROW_KIND_PADDING,
-}
+_NOTHING_SHA256 = hashlib.sha256(b"").digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +50,20 @@ class Evidence:
     attempt: attempt_pb2.Attempt | None
     records: tuple[CallRecord, ...]
     failures: tuple[attempt_pb2.CallFailure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Digests of what a request brings, by which a repeat is known; SHA-256, 32 bytes each."""
+
+    scored_response_sha256: bytes
+    result_sha256: bytes
+
+    @classmethod
+    def of(cls, request: pb.FinalizeRolloutRequest) -> Asked:
+        """Digest a request's parts."""
+        scored = hashlib.sha256(request.scored_response).digest()
+        return cls(scored, hashlib.sha256(request.result).digest())
 
 
 def check_attempt(request: pb.FinalizeRolloutRequest, attempt: attempt_pb2.Attempt) -> None:
@@ -164,14 +169,10 @@ def verify(
     return row
 
 
-def make_receipt(
-    request: pb.FinalizeRolloutRequest,
-    evidence: Evidence,
-    terminal: Terminal | None,
-    row: LinearizedRow | None,
-    mask: Mask | None,
+def opened_receipt(
+    request: pb.FinalizeRolloutRequest, evidence: Evidence, mask: Mask | None
 ) -> receipt_pb2.Receipt:
-    """Write the receipt of a rollout. Exactly one of `row` and `mask` is given."""
+    """Begin the receipt of a rollout with what both modes say alike."""
     attempt = evidence.attempt
     receipt = receipt_pb2.Receipt(
         group_id=request.group_id,
@@ -179,6 +180,7 @@ def make_receipt(
         slot=request.slot,
         reward=request.reward,
         masked=mask is not None,
+        environment_masked=request.environment_masked,
     )
     if attempt is not None:
         receipt.capture_key = attempt.capture_key
@@ -190,27 +192,48 @@ def make_receipt(
     if evidence.failures:
         first = evidence.failures[0]
         receipt.mask_cause = "/".join(filter(None, (first.reason, first.worker_reason)))
+    return receipt
+
+
+def make_receipt(
+    request: pb.FinalizeRolloutRequest,
+    evidence: Evidence,
+    terminal: Terminal | None,
+    row: LinearizedRow | None,
+    mask: Mask | None,
+) -> receipt_pb2.Receipt:
+    """Write the receipt of a rollout of chain mode.
+
+    Without a row there is a mask. With both, the environment keeps a verified rollout from
+    training, and what it generated still counts (FIN-9).
+    """
+    receipt = opened_receipt(request, evidence, mask)
     if terminal is not None:
         receipt.terminal_selection = terminal.stage.value
         receipt.terminal_trail = terminal.trail
         if terminal.call_id is not None:
             receipt.terminal_call_id = terminal.call_id
-    selected = set(row.call_ids) if row is not None else set[str]()
+    selected = set(row.call_ids) if row is not None and mask is None else set[str]()
     for record in evidence.records:
         chosen = record.call_id in selected
         receipt.calls.add(call_id=record.call_id, digest=record.digest, selected=chosen)
         receipt.truncated |= chosen and record.finish_reason == _LENGTH
     if row is not None:
-        receipt.generated_token_count = sum(link.generation_len for link in row.links)
+        generations = [link.generation_len for link in row.links]
+        receipt.generated_token_count = sum(generations)
+        receipt.longest_generation_token_count = max(generations)
         receipt.total_token_count = len(row.token_ids)
     receipt.digest = receipt_digest(receipt)
     return receipt
 
 
 def differing_field(
-    stored: row_log_pb2.FinalizedRollout, request: pb.FinalizeRolloutRequest, sha256: bytes
+    stored: row_log_pb2.FinalizedRollout, request: pb.FinalizeRolloutRequest, asked: Asked
 ) -> str | None:
-    """Name the first field in which a repeat differs from what was finalized, or None."""
+    """Name the first field in which a repeat differs from what was finalized, or None.
+
+    What was stored before forest mode has no digest of a result: it had none.
+    """
     receipt = stored.receipt
     pairs: dict[str, tuple[object, object]] = {
         "group_id": (receipt.group_id, request.group_id),
@@ -220,130 +243,9 @@ def differing_field(
         "revision": (receipt.revision, request.revision),
         "reward": (receipt.reward, request.reward),
         "declared_response_id": (stored.declared_response_id, request.declared_response_id),
-        "scored_response": (stored.scored_response_sha256, sha256),
+        "scored_response": (stored.scored_response_sha256, asked.scored_response_sha256),
+        "result": (stored.result_sha256 or _NOTHING_SHA256, asked.result_sha256),
+        "selection": (stored.selection, request.selection),
+        "environment_masked": (receipt.environment_masked, request.environment_masked),
     }
     return next((name for name, (old, new) in pairs.items() if old != new), None)
-
-
-def log_group(
-    group_id: str,
-    rollouts: Sequence[row_log_pb2.FinalizedRollout],
-    *,
-    row_multiple: int,
-    abandon_reason: str,
-) -> row_log_pb2.LoggedGroup:
-    """Lay a group out as a log record, its cursor still unset (FIN-2, FIN-4)."""
-    logged = row_log_pb2.LoggedGroup(group_id=group_id, row_multiple=row_multiple)
-    logged.rollout_ids.extend(one.receipt.rollout_id for one in rollouts)
-    logged.heuristic_fraction = _heuristic_fraction(rollouts)
-    if abandon_reason:
-        return dropped(logged, abandon_reason)
-    layout = lay_out_group(group_id, [_contribution(one) for one in rollouts], row_multiple)
-    if not layout.rows:
-        return dropped(logged, "no_valid_layout")
-    for part in layout.segments:
-        logged.segments.add(capture_key=part.capture_key, call_id=part.call_id, digest=part.digest)
-    for row in layout.rows:
-        stored = logged.rows.add(row_id=row.row_id, kind=_ROW_KINDS[row.purpose])
-        if row.slot is not None:
-            stored.slot = row.slot
-        for span in row.spans:
-            stored.spans.add(segment_index=span.segment, owns_loss=span.owns_loss)
-    if _batch_bytes(logged, rollouts) > GROUP_BYTES_MAX:
-        return dropped(logged, "group_too_large")
-    return logged
-
-
-def make_batch(
-    logged: row_log_pb2.LoggedGroup,
-    receipts: Sequence[receipt_pb2.Receipt],
-    segments: Sequence[staged_call_pb2.StagedCall],
-) -> group_batch_pb2.GroupBatch:
-    """Put a delivered group together: the same bytes each time.
-
-    The receipts of a dropped group that is too large even so lose their lists of calls: a position
-    that cannot be delivered would stop the log for ever.
-    """
-    batch = group_batch_pb2.GroupBatch(
-        cursor=logged.cursor,
-        group_id=logged.group_id,
-        receipts=receipts,
-        segments=segments,
-        rows=logged.rows,
-        drop_reason=logged.drop_reason,
-        row_multiple=logged.row_multiple,
-        heuristic_fraction=logged.heuristic_fraction,
-        traceparent=logged.traceparent,
-    )
-    if logged.drop_reason and batch.ByteSize() > GROUP_BYTES_MAX:
-        for receipt in batch.receipts:
-            receipt.ClearField("calls")
-    return batch
-
-
-def altered_call(
-    logged: row_log_pb2.LoggedGroup, calls: Sequence[StagedCall]
-) -> row_log_pb2.SegmentReference | None:
-    """Name the first call that is no longer what was verified, or None (FOR-4).
-
-    Args:
-        logged: refers to the calls.
-        calls: as they were read again, one a reference.
-    """
-    for reference, call in zip(logged.segments, calls, strict=True):
-        identity = call.identity
-        named = (identity.capture_key, identity.call_id, call.digest)
-        if named != (reference.capture_key, reference.call_id, reference.digest):
-            return reference
-        encoded = encode_ids(call.token_ids)
-        opening = digest_opening(identity.capture_key)
-        try:
-            digest = call.recompute_digest(opening, encoded, encode_floats(call.logprobs))
-        except DigestInputError:
-            return reference
-        if digest != reference.digest or extras_digest(call.extras) != call.extras_digest:
-            return reference
-    return None
-
-
-def dropped(logged: row_log_pb2.LoggedGroup, reason: str) -> row_log_pb2.LoggedGroup:
-    """Turn a group into a dropped one at its position: nothing of it trains."""
-    return row_log_pb2.LoggedGroup(
-        cursor=logged.cursor,
-        group_id=logged.group_id,
-        rollout_ids=logged.rollout_ids,
-        row_multiple=logged.row_multiple,
-        drop_reason=reason,
-        heuristic_fraction=logged.heuristic_fraction,
-        traceparent=logged.traceparent,
-    )
-
-
-def attempts_before(rollout_id: str, attempt_number: int) -> list[str]:
-    """Name the abandoned attempts of a rollout, whose staged calls are swept (FIN-1)."""
-    return [rollout_id if n == 0 else f"{rollout_id}-a{n}" for n in range(attempt_number)]
-
-
-def _contribution(rollout: row_log_pb2.FinalizedRollout) -> Contribution:
-    receipt = rollout.receipt
-    digests: Mapping[str, bytes] = {call.call_id: call.digest for call in receipt.calls}
-    path = tuple(
-        Segment(receipt.capture_key, call_id, digests[call_id]) for call_id in rollout.path_call_ids
-    )
-    return Contribution(receipt.slot, (path,) if path else ())
-
-
-def _batch_bytes(
-    logged: row_log_pb2.LoggedGroup, rollouts: Sequence[row_log_pb2.FinalizedRollout]
-) -> int:
-    """Bound the size of a group's batch."""
-    receipts = make_batch(logged, [one.receipt for one in rollouts], ()).ByteSize()
-    segments = sum(one.path_bytes for one in rollouts)
-    return receipts + segments + _SEGMENT_OVERHEAD_BYTES * len(logged.segments)
-
-
-def _heuristic_fraction(rollouts: Sequence[row_log_pb2.FinalizedRollout]) -> float:
-    if not rollouts:
-        return 0.0
-    stage = TerminalStage.HEURISTIC.value
-    return sum(one.receipt.terminal_selection == stage for one in rollouts) / len(rollouts)

@@ -11,20 +11,18 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
-from callforest.capture.v1 import frame_pb2, group_batch_pb2, staged_call_pb2
+from callforest.capture.v1 import group_batch_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
-from callforest_client.codec import ColumnError, staged_call_from_proto
-from callforest_client.frames import FRAME_BYTES, Frame, frames_of
 from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import draining
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.validation import check, malformed
 from callforest_mesh.finalizer.cleanup import Cleanup
-from callforest_mesh.finalizer.core import altered_call, dropped, make_batch
-from callforest_mesh.finalizer.segments import LostCallError, read_segments
+from callforest_mesh.finalizer.groups import dropped, make_batch
+from callforest_mesh.finalizer.segments import LostCallError, parts_of, read_group
 from callforest_mesh.finalizer.store import RowLog
 
 _LOG = logging.getLogger("callforest")
@@ -174,7 +172,7 @@ class Subscription:
     async def _next(self) -> Iterator[pb.SubscribeRowsResponse] | None:
         """Give what to send next, confirmations first; None when there is nothing now."""
         if not self._confirmed and (batch := await self._next_batch()) is not None:
-            return _parts(batch)
+            return parts_of(batch, pb.SubscribeRowsResponse)
         return self._confirmations() if self._confirmed else None
 
     def _confirmations(self) -> Iterator[pb.SubscribeRowsResponse]:
@@ -203,7 +201,8 @@ class Subscription:
         """
         segments: list[staged_call_pb2.StagedCall] = []
         try:
-            segments = await self._segments(logged)
+            staging = self._home.staging.for_tenant(self._tenant)
+            segments = await read_group(staging, logged)
         except LostCallError as error:
             _LOG.error("group %s cannot be read: %s", logged.group_id, error)
             logged = dropped(logged, str(error))
@@ -211,44 +210,6 @@ class Subscription:
                 raise _superseded(self._consumer) from error  # consumed meanwhile, so cleaned
         rollouts = self._home.row_log.rollouts(self._tenant, logged)
         return make_batch(logged, [rollout.receipt for rollout in rollouts], segments)
-
-    async def _segments(self, logged: row_log_pb2.LoggedGroup) -> list[staged_call_pb2.StagedCall]:
-        """Read the calls of a group, each proven to be the one that was verified (B20).
-
-        Raises:
-            LostCallError: one is missing, damaged or another.
-            Refusal: PEER_UNAVAILABLE.
-        """
-        staging = self._home.staging.for_tenant(self._tenant)
-        by_key: dict[str, list[str]] = {}
-        for reference in logged.segments:
-            by_key.setdefault(reference.capture_key, []).append(reference.call_id)
-        found: dict[tuple[str, str], staged_call_pb2.StagedCall] = {}
-        for capture_key, call_ids in by_key.items():
-            calls = await read_segments(staging, capture_key, call_ids)
-            found.update(((capture_key, call.call_id), call) for call in calls)
-        segments = []
-        for reference in logged.segments:
-            call = found.get((reference.capture_key, reference.call_id))
-            if call is None:
-                raise LostCallError("staged_call_missing", reference.capture_key, reference.call_id)
-            segments.append(call)
-        altered = await asyncio.to_thread(_altered, logged, segments)
-        if altered is not None:
-            raise LostCallError("staged_call_altered", altered.capture_key, altered.call_id)
-        return segments
-
-
-def _altered(
-    logged: row_log_pb2.LoggedGroup, segments: list[staged_call_pb2.StagedCall]
-) -> row_log_pb2.SegmentReference | None:
-    calls = []
-    for reference, segment in zip(logged.segments, segments, strict=True):
-        try:
-            calls.append(staged_call_from_proto(segment))
-        except ColumnError:
-            return reference
-    return altered_call(logged, calls)
 
 
 def _check_start(start: pb.StartSubscription, state: row_log_pb2.RowLogState) -> int:
@@ -273,23 +234,6 @@ def cursor_invalid(cursor: int, low: int, high: int) -> Refusal:
         low=low,
         high=high,
     )
-
-
-def _parts(batch: group_batch_pb2.GroupBatch) -> Iterator[pb.SubscribeRowsResponse]:
-    """Give a group whole or in frames; nothing may come between its frames."""
-    if batch.ByteSize() <= FRAME_BYTES:
-        yield pb.SubscribeRowsResponse(batch=batch)
-        return
-    for frame in frames_of(batch.SerializeToString(deterministic=True)):
-        yield _framed(frame)
-
-
-def _framed(frame: Frame) -> pb.SubscribeRowsResponse:
-    if isinstance(frame, frame_pb2.FrameBegin):
-        return pb.SubscribeRowsResponse(begin=frame)
-    if isinstance(frame, frame_pb2.FrameChunk):
-        return pb.SubscribeRowsResponse(chunk=frame)
-    return pb.SubscribeRowsResponse(end=frame)
 
 
 def _superseded(consumer: str) -> Refusal:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
-from callforest.capture.v1 import staged_call_pb2
+from callforest.capture.v1 import frame_pb2, group_batch_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
+from callforest.finalizer.v1 import finalizer_service_pb2 as pb
+from callforest.finalizer.v1 import row_log_pb2
+from callforest_client.codec import ColumnError, staged_call_from_proto
 from callforest_client.errors import CallforestError, RefusedError
+from callforest_client.frames import FRAME_BYTES, frames_of
 from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
+from callforest_mesh.finalizer.groups import altered_call
 
+_ResponseT = TypeVar("_ResponseT", pb.SubscribeRowsResponse, pb.GetGroupResponse)
+_FRAME_FIELDS: Final = {
+    frame_pb2.FrameBegin: "begin",
+    frame_pb2.FrameChunk: "chunk",
+    frame_pb2.FrameEnd: "end",
+}
+_MISSING: Final = "staged_call_missing"
 _LOST = {
-    er.ERROR_REASON_CALL_NOT_FOUND: "staged_call_missing",
+    er.ERROR_REASON_CALL_NOT_FOUND: _MISSING,
     er.ERROR_REASON_STORE_CORRUPT: "staged_call_corrupt",
 }
 
@@ -21,13 +35,20 @@ class LostCallError(Exception):
 
     Attributes:
         reason: `staged_call_missing` or `staged_call_corrupt`.
+        capture_key: the attempt.
         call_id: the call.
     """
 
     def __init__(self, reason: str, capture_key: str, call_id: str) -> None:
         super().__init__(f"{reason}: {capture_key}/{call_id}")
         self.reason = reason
+        self.capture_key = capture_key
         self.call_id = call_id
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the call is not there, rather than damaged or another."""
+        return self.reason == _MISSING
 
 
 async def read_segments(
@@ -50,6 +71,62 @@ async def read_segments(
     for call in calls:
         call.ClearField("served_response")
     return calls
+
+
+async def read_group(
+    staging: StagingClient, logged: row_log_pb2.LoggedGroup
+) -> list[staged_call_pb2.StagedCall]:
+    """Read the calls of a group, each proven to be the one that was verified (B20).
+
+    Raises:
+        LostCallError: one is missing, damaged or another.
+        Refusal: PEER_UNAVAILABLE.
+    """
+    by_key: dict[str, list[str]] = {}
+    for reference in logged.segments:
+        by_key.setdefault(reference.capture_key, []).append(reference.call_id)
+    found: dict[tuple[str, str], staged_call_pb2.StagedCall] = {}
+    for capture_key, call_ids in by_key.items():
+        calls = await read_segments(staging, capture_key, call_ids)
+        found.update(((capture_key, call.call_id), call) for call in calls)
+    segments = []
+    for reference in logged.segments:
+        call = found.get((reference.capture_key, reference.call_id))
+        if call is None:
+            raise LostCallError(_MISSING, reference.capture_key, reference.call_id)
+        segments.append(call)
+    altered = await asyncio.to_thread(_altered, logged, segments)
+    if altered is not None:
+        raise LostCallError("staged_call_altered", altered.capture_key, altered.call_id)
+    return segments
+
+
+def parts_of(
+    batch: group_batch_pb2.GroupBatch, response: Callable[..., _ResponseT]
+) -> Iterator[_ResponseT]:
+    """Give a group whole or in frames; nothing may come between its frames.
+
+    Args:
+        batch: the group.
+        response: the message that carries `batch`, `begin`, `chunk` or `end`.
+    """
+    if batch.ByteSize() <= FRAME_BYTES:
+        yield response(batch=batch)
+        return
+    for frame in frames_of(batch.SerializeToString(deterministic=True)):
+        yield response(**{_FRAME_FIELDS[type(frame)]: frame})
+
+
+def _altered(
+    logged: row_log_pb2.LoggedGroup, segments: list[staged_call_pb2.StagedCall]
+) -> row_log_pb2.SegmentReference | None:
+    calls = []
+    for reference, segment in zip(logged.segments, segments, strict=True):
+        try:
+            calls.append(staged_call_from_proto(segment))
+        except ColumnError:
+            return reference
+    return altered_call(logged, calls)
 
 
 async def _fetch(

@@ -13,15 +13,17 @@ import grpc.aio
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest_client.ledger import LedgerClient
 from callforest_client.staging import StagingClient
+from callforest_core.forest.selection import RETURNED_HISTORY
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.finalizer.cleanup import Cleanup
 from callforest_mesh.finalizer.delivery import Subscriptions
 from callforest_mesh.finalizer.judgement import Judge
+from callforest_mesh.finalizer.policies import resolve_policy
 from callforest_mesh.finalizer.servicer import FinalizerServicer
 from callforest_mesh.finalizer.store import DATABASES, RowLog
 
@@ -35,22 +37,39 @@ class FinalizerOptions:
     Attributes:
         path: the store's directory.
         row_multiple: groups are padded to a multiple of this many rows (FIN-6).
+        selection_policy: what selects in forest mode when a request does not: `returned_history`,
+            `all_captured`, or `package.module:function` (SEL-4).
+        min_valid_fraction_per_group: a group with a smaller part of verified rollouts is dropped,
+            and another wanted; None keeps every group that has a valid row (FIN-5).
         map_size_bytes: the most that the store's file grows to.
         quota_bytes: used bytes from which new receipts and groups are refused.
+        disk_reserve_bytes: free bytes of the file system below which new receipts and groups
+            are refused.
         cleanup_tenants: tenants whose cleanup duty is resumed at start; that of the others is
             resumed when their consumer subscribes.
     """
 
     path: Path
     row_multiple: int = 1
+    selection_policy: str = RETURNED_HISTORY
+    min_valid_fraction_per_group: float | None = None
     map_size_bytes: int = 4 << 30
     quota_bytes: int = 3 << 30
+    disk_reserve_bytes: int = DISK_RESERVE_BYTES
     cleanup_tenants: tuple[str, ...] = ("default",)
 
     def __post_init__(self) -> None:
-        """Refuse a multiple that no group can have."""
+        """Refuse what no group can have, and a policy that cannot be found.
+
+        Raises:
+            ValueError: the message names the option.
+        """
         if not 1 <= self.row_multiple <= 4096:
             raise ValueError("row_multiple must be 1 to 4,096")
+        least = self.min_valid_fraction_per_group
+        if least is not None and not 0 < least <= 1:
+            raise ValueError(f"min_valid_fraction_per_group must be above 0 and at most 1: {least}")
+        resolve_policy(self.selection_policy)
 
 
 class FinalizerService:
@@ -84,9 +103,11 @@ class FinalizerService:
         self._cleanup = Cleanup(self._row_log, staging)
         self._servicer = FinalizerServicer(
             self._row_log,
-            Judge(ledger, staging, telemetry),
+            Judge(ledger, staging, resolve_policy(options.selection_policy), telemetry),
+            staging,
             Subscriptions(self._row_log, staging, self._cleanup, drain),
             row_multiple=options.row_multiple,
+            min_valid_fraction=options.min_valid_fraction_per_group,
             telemetry=telemetry,
         )
         self._telemetry = telemetry
@@ -115,6 +136,7 @@ class FinalizerService:
             map_size_bytes=self._options.map_size_bytes,
             databases=DATABASES,
             quota_bytes=self._options.quota_bytes,
+            disk_reserve_bytes=self._options.disk_reserve_bytes,
             on_fatal=self._on_fatal,
             name=self.name,
         )

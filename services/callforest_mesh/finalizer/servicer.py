@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator
 
+from callforest.capture.v1 import group_batch_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest.finalizer.v1 import row_log_pb2
+from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
-from callforest_mesh.finalizer import core, spans
+from callforest_mesh.finalizer import core, groups, spans
 from callforest_mesh.finalizer.delivery import Subscriptions
 from callforest_mesh.finalizer.judgement import Judge
+from callforest_mesh.finalizer.segments import LostCallError, parts_of, read_group
 from callforest_mesh.finalizer.store import RowLog
 
 
@@ -23,8 +25,10 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
     Args:
         row_log: the durable log.
         judge: verifies rollouts.
+        staging: where tokens are.
         subscriptions: the live deliveries.
         row_multiple: groups are padded to a multiple of it.
+        min_valid_fraction: a group with a smaller part of verified rollouts is dropped.
         telemetry: what is said of what is published.
     """
 
@@ -32,28 +36,35 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
         self,
         row_log: RowLog,
         judge: Judge,
+        staging: StagingClient,
         subscriptions: Subscriptions,
         *,
         row_multiple: int,
+        min_valid_fraction: float | None = None,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._row_log = row_log
         self._judge = judge
+        self._staging = staging
         self._subscriptions = subscriptions
         self._row_multiple = row_multiple
+        self._min_valid_fraction = min_valid_fraction
         self._tracer = telemetry.tracer
         self._published = spans.Published(telemetry.metrics)
+        self._finalized = spans.Finalized(telemetry.metrics)
 
     async def FinalizeRollout(
         self, request: pb.FinalizeRolloutRequest, context: object
     ) -> pb.FinalizeRolloutResponse:
         """Fix the receipt of one rollout."""
-        sha256 = hashlib.sha256(request.scored_response).digest()
+        asked = core.Asked.of(request)
         stored = self._row_log.rollout(request.tenant, request.rollout_id)
         if stored is None:
-            finalized = await self._judge.judge(request, sha256)
+            finalized = await self._judge.judge(request, asked)
             stored = await self._row_log.keep_rollout(request.tenant, finalized)
-        field = core.differing_field(stored, request, sha256)
+            if stored is finalized:
+                self._finalized.count(stored.receipt)
+        field = core.differing_field(stored, request, asked)
         if field is not None:
             raise Refusal(
                 er.ERROR_REASON_GROUP_MISMATCH,
@@ -84,6 +95,7 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
             row_ids=[row.row_id for row in logged.rows],
             drop_reason=logged.drop_reason,
             heuristic_fraction=logged.heuristic_fraction,
+            replacement_wanted=logged.drop_reason == groups.BELOW_MIN_VALID_FRACTION,
         )
 
     async def SubscribeRows(
@@ -91,6 +103,20 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
     ) -> AsyncIterator[pb.SubscribeRowsResponse]:
         """Deliver groups."""
         async for response in self._subscriptions.serve(request_iterator):
+            yield response
+
+    async def GetGroup(
+        self, request: pb.GetGroupRequest, context: object
+    ) -> AsyncIterator[pb.GetGroupResponse]:
+        """Read a published group."""
+        logged = self._row_log.group(request.tenant, request.group_id)
+        if logged is None:
+            raise Refusal(
+                er.ERROR_REASON_GROUP_INCOMPLETE,
+                f"group {request.group_id} was not published",
+                group_id=request.group_id,
+            )
+        for response in parts_of(await self._read(request.tenant, logged), pb.GetGroupResponse):
             yield response
 
     async def GetRowLog(
@@ -117,6 +143,17 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
             )
         return pb.GetReceiptResponse(receipt=stored.receipt)
 
+    async def _read(
+        self, tenant: str, logged: row_log_pb2.LoggedGroup
+    ) -> group_batch_pb2.GroupBatch:
+        """Put a published group together, as it is or was delivered."""
+        try:
+            segments = await read_group(self._staging.for_tenant(tenant), logged)
+        except LostCallError as error:
+            raise _unreadable(logged.group_id, error) from error
+        rollouts = self._row_log.rollouts(tenant, logged)
+        return groups.make_batch(logged, [one.receipt for one in rollouts], segments)
+
     async def _publish(self, request: pb.FinalizeGroupRequest) -> row_log_pb2.LoggedGroup:
         """Lay a group out and publish it; once more whenever a rollout joined it meanwhile."""
         while True:  # each turn but the last has one rollout more, and slots end at 4,096
@@ -130,11 +167,12 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
                     expected=request.rollout_count,
                     actual=",".join(map(str, sorted(rollouts)[:64])) or "none",
                 )
-            laid_out = core.log_group(
+            laid_out = groups.log_group(
                 request.group_id,
                 [rollouts[slot] for slot in sorted(rollouts)],
                 row_multiple=self._row_multiple,
                 abandon_reason=request.abandon_reason,
+                min_valid_fraction=self._min_valid_fraction,
             )
             links = spans.rollout_links(laid_out, list(rollouts.values()))
             with self._tracer.linked("publish group", links) as span:
@@ -146,3 +184,17 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
                 if logged is laid_out:
                     self._published.count(logged)
                 return logged
+
+
+def _unreadable(group_id: str, error: LostCallError) -> Refusal:
+    """Say that a group's rows cannot be read: its calls are gone, or not as they were verified."""
+    told = f"the rows of group {group_id} cannot be read any more: {error}"
+    if error.is_gone:
+        return Refusal(
+            er.ERROR_REASON_CALL_NOT_FOUND,
+            told,
+            capture_key=error.capture_key,
+            call_id=error.call_id,
+        )
+    key = f"{error.capture_key}/{error.call_id}"
+    return Refusal(er.ERROR_REASON_STORE_CORRUPT, told, store="staging", key=key)

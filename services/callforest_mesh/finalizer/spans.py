@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from callforest.capture.v1 import call_record_pb2, group_batch_pb2, receipt_pb2
+from callforest.capture.v1 import attempt_pb2, call_record_pb2, group_batch_pb2, receipt_pb2
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_mesh.chassis.call_attributes import CALL_ID, CAPTURE_KEY
 from callforest_mesh.chassis.instruments import Description
-from callforest_mesh.chassis.telemetry import Attributes, AttributeValue, Counter, Link, Metrics
+from callforest_mesh.chassis.telemetry import Attributes, AttributeValue, Link, Metrics
 
 TRAINS: Final = "none"
 """The mask reason of a rollout that trains."""
+SELECTION_NOT_CLOSED: Final = "selection_not_closed"
+ENVIRONMENT_MASKED: Final = "environment_masked"
 GROUP_ID: Final = "callforest.group_id"
 ROLLOUT_ID: Final = "callforest.rollout_id"
 ROW_IDS: Final = "callforest.row_ids"
@@ -30,7 +32,8 @@ MASK_REASONS: Final = frozenset(
     {
         *(TRAINS, "attempt_not_captured", "pending_call", "capture_poisoned"),
         *("terminal_not_attributed", "staged_call_missing", "staged_call_corrupt"),
-        "sampling_mismatch",
+        *("sampling_mismatch", "selected_call_incomplete"),
+        *(SELECTION_NOT_CLOSED, ENVIRONMENT_MASKED),
         *("unsupported_schema", "unsupported_digest", "unsupported_extras_digest"),
         *("rollout_failed", "empty_manifest", "duplicate_manifest_row", "duplicate_staging_key"),
         *("row_count_mismatch", "duplicate_snapshot", "snapshot_identity_mismatch"),
@@ -47,6 +50,27 @@ _ROW_KINDS: Final = {
     group_batch_pb2.ROW_KIND_PADDING: "padding",
 }
 _DROPPED: Final = "dropped"
+TOKENS: Final = tuple(float(1 << power) for power in range(4, 21))
+"""Upper bounds of the buckets of lengths."""
+_MODES: Final = {
+    attempt_pb2.CAPTURE_MODE_UNSPECIFIED: "chain",
+    attempt_pb2.CAPTURE_MODE_CHAIN: "chain",
+    attempt_pb2.CAPTURE_MODE_FOREST: "forest",
+}
+_LENGTHS: Final = {
+    "generated_token_count": (
+        "gen_tokens_per_sample",
+        "Sampled tokens that have loss, of all rows of a logical rollout.",
+    ),
+    "longest_generation_token_count": (
+        "max_gen_tokens_per_turn",
+        "Tokens of the longest generation of a logical rollout.",
+    ),
+    "total_token_count": (
+        "total_tokens_per_sample",
+        "Tokens of the longest verified context of a logical rollout.",
+    ),
+}
 
 
 def call_links(records: Iterable[call_record_pb2.CallRecord]) -> list[Link]:
@@ -98,11 +122,52 @@ def group_attributes(logged: row_log_pb2.LoggedGroup) -> Attributes:
     }
 
 
-def count_rollouts(metrics: Metrics) -> Counter:
-    """Make the counter of finalized rollouts."""
-    text = "Finalized rollouts by why they are masked, or none."
-    description = Description("callforest.finalizer.rollouts", "{rollout}", text)
-    return metrics.counter(description, {"mask_reason": MASK_REASONS})
+class Finalized:
+    """Measures logical rollouts, each once (FOR-7): one that cannot be verified contributes 0."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._rollouts = metrics.counter(
+            Description(
+                "callforest.finalizer.rollouts",
+                "{rollout}",
+                "Finalized rollouts by why they are masked, or none.",
+            ),
+            {"mask_reason": MASK_REASONS},
+        )
+        self._not_closed = metrics.counter(
+            Description(
+                "callforest.finalizer.selection_not_closed_rollouts",
+                "{rollout}",
+                "Rollouts masked since a selected call's parent was not selected"
+                " (finalize/selection_not_closed_rollouts).",
+            )
+        )
+        self._environment = metrics.counter(
+            Description(
+                "callforest.finalizer.environment_masked_rollouts",
+                "{rollout}",
+                "Rollouts that their environment keeps from training.",
+            )
+        )
+        self._lengths = {
+            field: metrics.histogram(
+                Description(f"callforest.finalizer.{name}", "{token}", text),
+                {"mode": tuple(_MODES.values())},
+                bounds=TOKENS,
+            )
+            for field, (name, text) in _LENGTHS.items()
+        }
+
+    def count(self, receipt: receipt_pb2.Receipt) -> None:
+        """Count a rollout whose receipt was just fixed."""
+        reason = receipt.mask_reason if receipt.masked else TRAINS
+        self._rollouts.add(1, reason)
+        if reason == SELECTION_NOT_CLOSED:
+            self._not_closed.add(1)
+        if receipt.environment_masked:
+            self._environment.add(1)
+        for field, histogram in self._lengths.items():
+            histogram.record(getattr(receipt, field), _MODES.get(receipt.mode, ""))
 
 
 class Published:

@@ -68,9 +68,9 @@ class RowLog:
             slot_key = _slot_key(tenant, receipt.group_id, receipt.slot)
             if txn.get("slots", slot_key) is not None:
                 raise _mismatch(receipt.group_id, receipt.rollout_id, "slot")
-            if txn.get("groups", _key(tenant, receipt.group_id)) is not None:
+            if txn.get("groups", tenant_key(tenant, receipt.group_id)) is not None:
                 raise _mismatch(receipt.group_id, receipt.rollout_id, "group_id")
-            key = _key(tenant, receipt.rollout_id)
+            key = tenant_key(tenant, receipt.rollout_id)
             txn.put("rollouts", key, finalized.SerializeToString())
             txn.put("slots", slot_key, receipt.rollout_id.encode())
             return finalized
@@ -86,7 +86,7 @@ class RowLog:
 
         def read(txn: ReadTxn) -> dict[int, row_log_pb2.FinalizedRollout]:
             found = {}
-            for key, rollout_id in txn.scan("slots", _key(tenant, group_id)):
+            for key, rollout_id in txn.scan("slots", tenant_key(tenant, group_id)):
                 rollout = _rollout(txn, tenant, rollout_id.decode())
                 if rollout is not None:
                     found[struct.unpack(">I", key[-4:])[0]] = rollout
@@ -118,7 +118,7 @@ class RowLog:
             published = _group(txn, tenant, logged.group_id)
             if published is not None:
                 return published
-            members = [name for _, name in txn.scan("slots", _key(tenant, logged.group_id))]
+            members = [name for _, name in txn.scan("slots", tenant_key(tenant, logged.group_id))]
             if members != [name.encode() for name in logged.rollout_ids]:
                 return None
             state = _state(txn, tenant)
@@ -126,8 +126,8 @@ class RowLog:
             logged.cursor = state.head_cursor
             position = _position(tenant, logged.cursor)
             txn.put("log", position, logged.SerializeToString())
-            txn.put("groups", _key(tenant, logged.group_id), position)
-            txn.put("state", _tenant(tenant), state.SerializeToString())
+            txn.put("groups", tenant_key(tenant, logged.group_id), position)
+            txn.put("state", tenant_prefix(tenant), state.SerializeToString())
             return logged
 
         return await self._store.write(append)
@@ -176,7 +176,7 @@ class RowLog:
                 )
             if not state.consumer:
                 state.consumer = consumer
-                txn.put("state", _tenant(tenant), state.SerializeToString())
+                txn.put("state", tenant_prefix(tenant), state.SerializeToString())
             return state
 
         return await self._store.write(bind)
@@ -201,7 +201,7 @@ class RowLog:
             state = _state(txn, tenant)
             if cursor > state.committed_cursor:
                 state.committed_cursor = cursor
-                txn.put("state", _tenant(tenant), state.SerializeToString())
+                txn.put("state", tenant_prefix(tenant), state.SerializeToString())
             return state
 
         return await self._store.write(move, reserve=True)
@@ -212,41 +212,43 @@ class RowLog:
         def mark(txn: WriteTxn) -> None:
             state = _state(txn, tenant)
             state.cleaned_cursor = max(state.cleaned_cursor, cursor)
-            txn.put("state", _tenant(tenant), state.SerializeToString())
+            txn.put("state", tenant_prefix(tenant), state.SerializeToString())
 
         await self._store.write(mark, reserve=True)
 
 
 def _rollout(txn: ReadTxn, tenant: str, rollout_id: str) -> row_log_pb2.FinalizedRollout | None:
-    raw = txn.get("rollouts", _key(tenant, rollout_id))
+    raw = txn.get("rollouts", tenant_key(tenant, rollout_id))
     return None if raw is None else row_log_pb2.FinalizedRollout.FromString(raw)
 
 
 def _group(txn: ReadTxn, tenant: str, group_id: str) -> row_log_pb2.LoggedGroup | None:
-    position = txn.get("groups", _key(tenant, group_id))
+    position = txn.get("groups", tenant_key(tenant, group_id))
     raw = None if position is None else txn.get("log", position)
     return None if raw is None else row_log_pb2.LoggedGroup.FromString(raw)
 
 
 def _state(txn: ReadTxn, tenant: str) -> row_log_pb2.RowLogState:
-    raw = txn.get("state", _tenant(tenant))
+    raw = txn.get("state", tenant_prefix(tenant))
     return row_log_pb2.RowLogState.FromString(raw or b"")
 
 
-def _tenant(tenant: str) -> bytes:
+def tenant_prefix(tenant: str) -> bytes:
+    """Give what begins every key of a tenant."""
     return hashlib.sha256(tenant.encode()).digest()[:8]
 
 
-def _key(tenant: str, name: str) -> bytes:
-    return _tenant(tenant) + hashlib.sha256(name.encode()).digest()[:16]
+def tenant_key(tenant: str, name: str) -> bytes:
+    """Give the key of a rollout or a group of a tenant."""
+    return tenant_prefix(tenant) + hashlib.sha256(name.encode()).digest()[:16]
 
 
 def _slot_key(tenant: str, group_id: str, slot: int) -> bytes:
-    return _key(tenant, group_id) + struct.pack(">I", slot)
+    return tenant_key(tenant, group_id) + struct.pack(">I", slot)
 
 
 def _position(tenant: str, cursor: int) -> bytes:
-    return _tenant(tenant) + struct.pack(">Q", cursor)
+    return tenant_prefix(tenant) + struct.pack(">Q", cursor)
 
 
 def _mismatch(group_id: str, rollout_id: str, field: str) -> Refusal:

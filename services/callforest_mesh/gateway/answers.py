@@ -17,6 +17,7 @@ from aiohttp import web
 
 from callforest_client.errors import CallforestError
 from callforest_mesh.gateway import core, events, refusals
+from callforest_mesh.gateway.context_report import context_header
 from callforest_mesh.gateway.life import PendingCall
 from callforest_mesh.gateway.refusals import HttpRefusal
 
@@ -24,6 +25,7 @@ _LOG = logging.getLogger("callforest")
 
 CALL_ID_HEADER: Final = "x-callforest-call-id"
 OVERHEAD_HEADER: Final = "x-callforest-overhead-ms"
+CONTEXT_HEADER: Final = "x-callforest-context"
 TTFB_HEADER: Final = "x-callforest-ttfb-ms"
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -77,6 +79,8 @@ class Answer:
         waited_ms = self._waited_ms()
         overhead_ms = max(0.0, waited_ms - served.generation_us / 1000)
         headers = {**self._headers(waited_ms), OVERHEAD_HEADER: f"{overhead_ms:.3f}"}
+        if served.context is not None:
+            headers[CONTEXT_HEADER] = context_header(served.context)
         events_asked = self._normalised.streaming is not None
         kind = EVENT_STREAM if events_asked else "application/json"
         return web.Response(body=served.body, content_type=kind, headers=headers)

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from google.protobuf import timestamp_pb2
 
@@ -17,40 +17,31 @@ from callforest.capture.v1 import (
     attempt_pb2,
     call_record_pb2,
     capture_admission_pb2,
-    commit_coords_pb2,
-    completion_pb2,
-    replay_summary_pb2,
 )
-from callforest_core.lineage.canonical_json import CanonicalJsonError
-from callforest_core.lineage.fingerprint import (
-    DIGEST_SIZE,
-    FINGERPRINT_VERSION,
-    ConversationScan,
-    UnreadableItemError,
-    is_model_authored,
-)
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_core.lineage.items import (
     TOKEN_FIELDS,
     Dialect,
     Item,
     ItemsError,
-    request_items,
     response_items,
 )
-from callforest_core.lineage.replay import NORMALIZATION_VERSION, render_digest
 from callforest_mesh.gateway import responses
-from callforest_mesh.gateway.conversations import Conversation, read_conversation
+from callforest_mesh.gateway.chain_evidence import read_chain_evidence
+from callforest_mesh.gateway.conversations import ChainMemory
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
+from callforest_mesh.gateway.evidence import Claim, Evidence, ServedResponse
 from callforest_mesh.gateway.json_body import parse_body, write_json
 from callforest_mesh.gateway.refusals import malformed
 from callforest_mesh.gateway.response_output import TranslationError, response_of
 from callforest_mesh.gateway.unsupported import refuse_unsupported
 
+__all__ = ["NormalisedRequest", "ServedResponse", "read_request", "read_response"]
+
 BODY_BYTES_MAX: Final = 32 << 20
 ITEMS_MAX: Final = 16384
 
-_UNREADABLE_DOMAIN: Final = b"callforest-unreadable-request-v1"
-_NO_CONTEXT: Final = bytes(DIGEST_SIZE)
 _TOKEN_MATERIAL: Final = TOKEN_FIELDS | {"token_ids", "prompt_logprobs", "kv_transfer_params"}
 
 
@@ -71,9 +62,7 @@ class NormalisedRequest:
         body: the Chat Completions request for the engine; as received, unless it had to be
             translated or asked for a stream.
         body_digest: SHA-256 of what was received.
-        probe: what the ledger needs to find the predecessor.
-        conversation: its items, and what they hash to.
-        replay: the summary of the request; None when an item has no canonical form.
+        evidence: by what the call finds the one that it continues, in the attempt's mode.
         streaming: how the response is to be streamed; None for a plain one.
         echo: what a Responses response says again of its request.
     """
@@ -81,50 +70,98 @@ class NormalisedRequest:
     dialect: Dialect
     body: bytes
     body_digest: bytes
-    probe: capture_admission_pb2.ChainProbe
-    conversation: Conversation
-    replay: replay_summary_pb2.ReplaySummary | None
+    evidence: Evidence
     streaming: Streaming | None = None
     echo: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def scan(self) -> ConversationScan | None:
-        """The request's fingerprints; None when an item that a model wrote cannot be read."""
-        return self.conversation.scan
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ServedResponse:
-    """A response as it will leave.
+class Conversion:
+    """A request as the engine takes it.
 
     Attributes:
-        body: its bytes: the plain response, or its events.
-        response_id: the id that the harness gets; "" when there is none.
-        items: the response's items; None when they cannot be read.
+        chat: the Chat Completions request, parsed.
+        body: its bytes.
+        streaming: how the response is to be streamed; None for a plain one.
+        echo: what a Responses response says again of its request.
     """
 
+    chat: Item
     body: bytes
-    response_id: str
-    items: list[Item] | None
+    streaming: Streaming | None
+    echo: Mapping[str, object]
 
 
 def read_request(
-    body: bytes, dialect: Dialect = Dialect.CHAT, known: Conversation | None = None
+    body: bytes, dialect: Dialect = Dialect.CHAT, memory: ChainMemory | None = None
 ) -> NormalisedRequest:
-    """Parse and judge a request.
+    """Parse and judge a request of chain mode.
 
     Args:
         body: as received.
         dialect: the API in which it is asked.
-        known: a conversation that this one may continue; saves hashing it again.
+        memory: the attempt's last conversation, which this one may continue.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
     fields = parse_body(body)
+    converted = convert(fields, body, dialect)
+    digest = hashlib.sha256(body).digest()
+    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory)
+    return normalised(converted, dialect, digest, evidence)
+
+
+class RequestReader(Protocol):
+    """Reads requests in one capture mode."""
+
+    def read(
+        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
+    ) -> NormalisedRequest:
+        """Parse and judge a request.
+
+        Args:
+            capture_key: the attempt.
+            body: as received.
+            dialect: its API.
+            claim: the call that it says it continues.
+
+        Raises:
+            HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
+                history that is not kept.
+        """
+        ...
+
+
+def normalised(
+    converted: Conversion, dialect: Dialect, body_digest: bytes, evidence: Evidence
+) -> NormalisedRequest:
+    """Put together what is known of a request."""
+    return NormalisedRequest(
+        dialect=dialect,
+        body=converted.body,
+        body_digest=body_digest,
+        evidence=evidence,
+        streaming=converted.streaming,
+        echo=converted.echo,
+    )
+
+
+def convert(fields: Item, body: bytes, dialect: Dialect, *, judged: int = 0) -> Conversion:
+    """Judge a request and make of it what the engine takes.
+
+    Args:
+        fields: the request, parsed.
+        body: as received.
+        dialect: its API.
+        judged: how many of its first turns were judged with an earlier request.
+
+    Raises:
+        HttpRefusal: it is malformed, or asks for what cannot be captured.
+    """
     streaming = read_streaming(fields)
     if dialect is Dialect.CHAT:
-        refuse_malformed_chat(fields)
+        refuse_malformed_chat(fields, judged=judged)
         chat, forwarded = fields, body
         if streaming is not None:
             asked = {"stream", "stream_options"}
@@ -132,26 +169,40 @@ def read_request(
     else:
         chat = responses.chat_request(fields)
         forwarded = write_json(chat)
-    items = _items(fields, dialect)
-    if len(items) > ITEMS_MAX:
-        where = "messages" if dialect is Dialect.CHAT else "input"
+    turns = fields.get(turns_name(dialect))
+    if isinstance(turns, list) and len(turns) + _envelope_count(fields) > ITEMS_MAX:
+        where = turns_name(dialect)
         raise malformed(f"`{where}` has more than {ITEMS_MAX} items.", where)
-    conversation = read_conversation(items, known)
-    digest = hashlib.sha256(body).digest()
-    return NormalisedRequest(
-        dialect=dialect,
-        body=forwarded,
-        body_digest=digest,
-        probe=_probe(conversation.scan, digest, items),
-        conversation=conversation,
-        replay=_replay(conversation, {**chat, "instructions": fields.get("instructions")}),
-        streaming=streaming,
-        echo={} if dialect is Dialect.CHAT else responses.echo_of(fields),
-    )
+    echo = {} if dialect is Dialect.CHAT else responses.echo_of(fields)
+    return Conversion(chat, forwarded, streaming, echo)
 
 
-def refuse_malformed_chat(fields: Item) -> None:
+def dialect_of(body: bytes) -> Dialect:
+    """Say in which API a request is written: one with `input` alone is of Responses.
+
+    Raises:
+        HttpRefusal: it is malformed.
+    """
+    fields = parse_body(body)
+    is_responses = "input" in fields and "messages" not in fields
+    return Dialect.RESPONSES if is_responses else Dialect.CHAT
+
+
+def turns_name(dialect: Dialect) -> str:
+    """Name the field that holds a request's turns."""
+    return "messages" if dialect is Dialect.CHAT else "input"
+
+
+def _envelope_count(fields: Item) -> int:
+    return int(bool(fields.get("instructions") or fields.get("tools")))
+
+
+def refuse_malformed_chat(fields: Item, *, judged: int = 0) -> None:
     """Refuse a Chat Completions request that is malformed or cannot be captured.
+
+    Args:
+        fields: the request.
+        judged: how many of its first messages were judged before.
 
     Raises:
         HttpRefusal: 400.
@@ -159,10 +210,10 @@ def refuse_malformed_chat(fields: Item) -> None:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise malformed("`messages` must be a list with at least one message.", "messages")
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages[judged:], judged):
         if not isinstance(message, dict):
             raise malformed(f"`messages[{index}]` must be an object.", f"messages[{index}]")
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, judged=judged)
 
 
 def parameter_of(request: NormalisedRequest, chat_parameter: str | None) -> str | None:
@@ -173,30 +224,71 @@ def parameter_of(request: NormalisedRequest, chat_parameter: str | None) -> str 
 
 
 def intent_of(
-    request: NormalisedRequest, capture_key: str, call_id: str, admit_time: timestamp_pb2.Timestamp
+    request: NormalisedRequest,
+    capture_key: str,
+    call_id: str,
+    admit_time: timestamp_pb2.Timestamp,
+    configuration_digest: bytes = b"",
 ) -> attempt_pb2.CallIntent:
-    """Make the announcement of a call."""
-    return attempt_pb2.CallIntent(
+    """Make the announcement of a call; an engine without a digest binds nothing."""
+    intent = attempt_pb2.CallIntent(
         capture_key=capture_key,
         call_id=call_id,
         admit_time=admit_time,
         body_digest=request.body_digest,
-        chain=request.probe,
+        configuration_digest=configuration_digest,
+    )
+    request.evidence.announce(intent)
+    return intent
+
+
+def generation_of(
+    request: NormalisedRequest,
+    verdict: capture_admission_pb2.Verdict,
+    intent: attempt_pb2.CallIntent,
+) -> worker_pb.GenerateCall:
+    """Make what the worker is asked of an announced call."""
+    return worker_pb.GenerateCall(
+        capture_key=intent.capture_key,
+        call_id=intent.call_id,
+        create_time=intent.admit_time,
+        chat_request=request.body,
+        admission=admission_of(
+            verdict, intent.capture_key, intent.call_id, is_forest=is_forest(intent)
+        ),
+        configuration_digest=intent.configuration_digest,
     )
 
 
+def is_forest(intent: attempt_pb2.CallIntent | None) -> bool:
+    """Say whether a call was announced in forest mode."""
+    return intent is not None and intent.WhichOneof("probe") == "source"
+
+
+def is_configuration_change(reason: er.ErrorReason.ValueType) -> bool:
+    """Say whether somebody found another engine than the one that a call named."""
+    return reason == er.ERROR_REASON_CONFIGURATION_CHANGED
+
+
 def admission_of(
-    verdict: capture_admission_pb2.Verdict, capture_key: str, call_id: str
+    verdict: capture_admission_pb2.Verdict,
+    capture_key: str,
+    call_id: str,
+    *,
+    is_forest: bool = False,
 ) -> capture_admission_pb2.CaptureAdmission | None:
     """Make what the worker may capture; None for a call that is served without capture."""
     match verdict.WhichOneof("verdict"):
         case "root":
             return capture_admission_pb2.CaptureAdmission(
-                capture_key=capture_key, call_id=call_id, root=verdict.root
+                capture_key=capture_key, call_id=call_id, root=verdict.root, is_forest=is_forest
             )
         case "continuation":
             return capture_admission_pb2.CaptureAdmission(
-                capture_key=capture_key, call_id=call_id, continuation=verdict.continuation
+                capture_key=capture_key,
+                call_id=call_id,
+                continuation=verdict.continuation,
+                is_forest=is_forest,
             )
         case _:
             return None
@@ -220,6 +312,7 @@ def read_response(completion: bytes, request: NormalisedRequest) -> ServedRespon
     leaked = _token_material(fields)
     if leaked is not None:
         raise ServedResponseError(f"the response holds `{leaked}`")
+    message = _message_of(fields)
     body = completion
     if request.dialect is Dialect.RESPONSES:
         try:
@@ -236,7 +329,7 @@ def read_response(completion: bytes, request: NormalisedRequest) -> ServedRespon
         items = response_items(fields, request.dialect)
     except ItemsError:
         items = None
-    return ServedResponse(body, response_id if isinstance(response_id, str) else "", items)
+    return ServedResponse(body, response_id if isinstance(response_id, str) else "", items, message)
 
 
 def _is_completion(fields: Item) -> bool:
@@ -263,110 +356,28 @@ def _token_material(fields: Item) -> str | None:
 
 
 def record_of(
-    coords: commit_coords_pb2.CommitCoords,
+    generated: worker_pb.GeneratedCall,
     request: NormalisedRequest,
     served: ServedResponse,
-    completion: completion_pb2.Completion,
     admit_time: timestamp_pb2.Timestamp,
 ) -> call_record_pb2.CallRecord:
-    """Make the ledger's row of a call; its fingerprints are of what was served."""
-    return call_record_pb2.CallRecord(
-        coords=coords,
+    """Make the ledger's row of a staged call; what it is found by is of what was served."""
+    record = call_record_pb2.CallRecord(
+        coords=generated.staged,
         response_id=served.response_id,
         admit_time=admit_time,
-        fingerprints=_fingerprints(request.scan, served),
-        completion=completion,
-        replay=request.replay,
+        completion=generated.completion,
     )
+    if generated.HasField("decision"):
+        record.decision.CopyFrom(generated.decision)
+    request.evidence.describe(record, served)
+    return record
 
 
-def _fingerprints(
-    scan: ConversationScan | None, served: ServedResponse
-) -> call_record_pb2.CallFingerprints | None:
-    """Fingerprint a call; None when it cannot be done: such a call is never a predecessor."""
-    if scan is None or served.items is None:
-        return None
-    try:
-        continuation = scan.continued(served.items)
-        context_digest = scan.context_digest
-    except UnreadableItemError:
-        return None
-    return call_record_pb2.CallFingerprints(
-        version=FINGERPRINT_VERSION,
-        output=continuation.output_fingerprint,
-        continuation=continuation.fingerprint,
-        context_item_count=scan.item_count,
-        context_digest=context_digest,
-    )
-
-
-def _items(fields: Item, dialect: Dialect) -> list[object]:
-    """Give a request's items; an `input` that is text is the one message that it stands for.
-
-    Left out, it could be exchanged for another text without any digest noticing.
-    """
-    turns = fields.get("input")
-    if dialect is Dialect.RESPONSES and isinstance(turns, str):
-        fields = {**fields, "input": [{"role": "user", "content": turns}]}
-    return request_items(fields, dialect)
-
-
-def _probe(
-    scan: ConversationScan | None, body_digest: bytes, items: list[object]
-) -> capture_admission_pb2.ChainProbe:
-    """Make the probe. What cannot be read matches no record: it is never a silent root.
-
-    Only the prefixes that the last answer directly follows have a digest. What stands between a
-    recorded context and its answer was never shown to the model: the captured tokens would replace
-    it unseen.
-    """
-    count = len(items)
-    if scan is None:
-        fingerprint = hashlib.sha256(_UNREADABLE_DOMAIN + body_digest).digest()
-        digests = b""
-    else:
-        fingerprint, digests = scan.assistant_fingerprint, scan.context_digests
-        if fingerprint:
-            begin, end = (DIGEST_SIZE * place for place in _last_answer(items))
-            digests = bytes(begin) + digests[begin:end]
-    missing = count + 1 - len(digests) // DIGEST_SIZE
-    return capture_admission_pb2.ChainProbe(
-        assistant_fingerprint=fingerprint,
-        item_count=count,
-        context_digests=digests + _NO_CONTEXT * missing,
-        fingerprint_version=FINGERPRINT_VERSION,
-    )
-
-
-def _last_answer(items: list[object]) -> tuple[int, int]:
-    """Give where the last answer begins and ends: what models wrote, its reasoning included."""
-    end = len(items)
-    while end and not is_model_authored(_fields(items[end - 1])):
-        end -= 1
-    begin = end
-    while begin and _is_answer(_fields(items[begin - 1])):
-        begin -= 1
-    return begin, end
-
-
-def _is_answer(item: Item) -> bool:
-    return is_model_authored(item) or item.get("type") == "reasoning"
-
-
-def _fields(item: object) -> Item:
-    return item if isinstance(item, dict) else {}
-
-
-def _replay(conversation: Conversation, fields: Item) -> replay_summary_pb2.ReplaySummary | None:
-    if conversation.source_digest is None:
-        return None
-    try:
-        rendering = render_digest(fields)
-    except CanonicalJsonError:
-        return None
-    return replay_summary_pb2.ReplaySummary(
-        normalization_version=NORMALIZATION_VERSION,
-        item_count=len(conversation.items),
-        source_digest=conversation.source_digest,
-        render_digest=rendering,
-    )
+def _message_of(fields: Item) -> Item:
+    """Give the message of a completion with one choice, {} without."""
+    choices = fields.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        return {}
+    message = choices[0].get("message")
+    return message if isinstance(message, dict) else {}

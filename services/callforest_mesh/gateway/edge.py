@@ -21,15 +21,19 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.trace_context import parse_traceparent
 from callforest_mesh.gateway import core, refusals
-from callforest_mesh.gateway.answers import Answer, refusal_of
-from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway.answers import CONTEXT_HEADER, Answer, refusal_of
+from callforest_mesh.gateway.context_report import context_header
+from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.manifest_json import manifest_json
 from callforest_mesh.gateway.measures import RequestMeasures
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import HttpRefusal
+from callforest_mesh.gateway.work import Work
 
 _CAPTURE_KEY: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 _BEARER: Final = "bearer "
+_CLAIM_HEADER: Final = "x-callforest-continues"
+MEASURE_ROUTE: Final = "/context/{capture_key}/measure"
 MANIFEST_ROUTE: Final = "/training-token-capture/control/rollouts/{rollout_id}/manifest"
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,7 +45,7 @@ class Edge:
     Args:
         options: bounds and the control route's token.
         drain: when begun, no more requests are taken.
-        calls: the calls' lives.
+        work: what may be asked.
         ledger: read for the control route.
         worker: asked for its model.
         telemetry: what is said of the requests.
@@ -51,14 +55,14 @@ class Edge:
         self,
         options: GatewayOptions,
         drain: Drain,
-        calls: Calls,
+        work: Work,
         ledger: LedgerClient,
         worker: WorkerClient,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         self._drain = drain
-        self._calls = calls
+        self._work = work
         self._ledger = ledger
         self._worker = worker
         self._telemetry = telemetry
@@ -75,6 +79,7 @@ class Edge:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/rollouts/{capture_key}/v1/responses", self._respond),
                 web.post("/v1/responses", self._respond),
+                web.post(MEASURE_ROUTE, self._measured),
                 web.get("/rollouts/{capture_key}/v1/models", self._models),
                 web.get("/v1/models", self._models),
                 web.get(MANIFEST_ROUTE, self._manifest),
@@ -96,11 +101,31 @@ class Edge:
         self._refuse_when_draining()
         body = await self._read(request)
         begun = asyncio.get_running_loop().time()
-        normalised = self._calls.read(capture_key, body, dialect)
-        call = self._calls.begin(capture_key, normalised, traceparent=_traceparent(request))
+        normalised = self._work.reader.read(capture_key, body, dialect, _claim(request))
+        call = self._work.calls.begin(capture_key, normalised, traceparent=_traceparent(request))
         keep_alive_s = self._options.keep_alive_s
         answer = Answer(normalised, call, begun=begun, keep_alive_s=keep_alive_s)
         return await answer.send(request)
+
+    async def _measured(self, request: web.Request) -> web.StreamResponse:
+        """Say how many prompt tokens a call would have; the body says whose API it speaks."""
+        capture_key = _capture_key(request)
+        self._refuse_when_draining()
+        body = await self._read(request)
+        dialect = core.dialect_of(body)
+        normalised = self._work.reader.read(capture_key, body, dialect, _claim(request))
+        measured = await self._work.measuring.measure(
+            capture_key, normalised, traceparent=_traceparent(request)
+        )
+        answer = {
+            "prompt_token_count": measured.token_count,
+            "is_exact": True,
+            "is_continuation": measured.is_continuation,
+        }
+        response = _json(200, json.dumps(answer).encode("ascii"))
+        if measured.context is not None:
+            response.headers[CONTEXT_HEADER] = context_header(measured.context)
+        return response
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         _capture_key(request)
@@ -194,6 +219,16 @@ def _capture_key(request: web.Request) -> str:
     if not header.lower().startswith(_BEARER) or _CAPTURE_KEY.fullmatch(bearer) is None:
         raise refusals.no_attempt_named()
     return bearer
+
+
+def _claim(request: web.Request) -> Claim | None:
+    """Give the call that a request says it continues; its history is whole on this edge."""
+    call_id = request.headers.get(_CLAIM_HEADER)
+    if call_id is None:
+        return None
+    if _CAPTURE_KEY.fullmatch(call_id) is None:
+        raise refusals.malformed(f"`{_CLAIM_HEADER}` is no call's id.", _CLAIM_HEADER)
+    return Claim(call_id, history_is_whole=True)
 
 
 def _traceparent(request: web.Request) -> str:

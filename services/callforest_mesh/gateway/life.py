@@ -8,6 +8,8 @@ from typing import Final
 
 from google.protobuf import timestamp_pb2
 
+from callforest.capture.v1 import attempt_pb2
+from callforest.gateway.v1 import gateway_service_pb2 as gateway_pb
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_mesh.chassis.call_attributes import (
     CALL_ID,
@@ -33,11 +35,13 @@ class Served:
         body: its bytes, plain or as events.
         call_id: the call.
         generation_us: how long the engine took, in microseconds.
+        context: how the request's history was taken; None in chain mode.
     """
 
     body: bytes
     call_id: str
     generation_us: int
+    context: gateway_pb.ContextReport | None = None
 
 
 class AbandonedError(Exception):
@@ -58,6 +62,7 @@ class Life:
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     generation: asyncio.Future[worker_pb.GeneratedCall] | None = field(default=None)
     span: Span = NO_SPAN
+    intent: attempt_pb2.CallIntent | None = None
 
     def __post_init__(self) -> None:
         """Stand as the parent of what the call makes others do, if it is sampled."""

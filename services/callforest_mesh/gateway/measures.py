@@ -25,6 +25,8 @@ _FAILURE_REASONS: Final = (
 _HTTP_CODES: Final = (
     *("overloaded", "unavailable", "internal_error", "attempt_not_found", "attempt_closed"),
     *("call_refused", "invalid_request_error", "unsupported_value"),
+    *("ambiguous_history", "history_claim_refused", "mode_mismatch"),
+    *("configuration_changed", "candidate_without_proof"),
 )
 _STATUSES: Final = tuple(
     map(str, (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 499, 500, 502, 503, 504))

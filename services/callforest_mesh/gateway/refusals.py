@@ -6,6 +6,8 @@ Contract: docs/protocol.md, section "The HTTP edge".
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Final
 
 from callforest.capture.v1 import capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
@@ -71,6 +73,31 @@ class HttpRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a prog
             facts = {"parameter": self.parameter}
         delay_ms = None if self.retry_after_s is None else self.retry_after_s * 1000
         return Refusal(self.reason, self.message, retry_after_ms=delay_ms, violations=(), **facts)
+
+
+_WHOLE: Final = "Send the request again with its whole history, and with `history_is_whole`."
+_IN_MODE: Final[Mapping[er.ErrorReason.ValueType, tuple[str, str]]] = {
+    er.ERROR_REASON_AMBIGUOUS_HISTORY: (
+        "ambiguous_history",
+        "Echo the answer's items with their ids, or name the call in a delta request.",
+    ),
+    er.ERROR_REASON_HISTORY_REQUIRED: ("history_required", _WHOLE),
+    er.ERROR_REASON_HISTORY_CLAIM_REFUSED: ("history_claim_refused", _WHOLE),
+    er.ERROR_REASON_MODE_MISMATCH: (
+        "mode_mismatch",
+        "Open an attempt in the capture mode of this gateway.",
+    ),
+    er.ERROR_REASON_CONFIGURATION_CHANGED: (
+        "configuration_changed",
+        "Model, template or processor are not the attempt's. Open another attempt.",
+    ),
+    er.ERROR_REASON_CANDIDATE_WITHOUT_PROOF: (
+        "candidate_without_proof",
+        "Admission, gateway and worker must be of paired releases: tell an operator.",
+    ),
+}
+"""Refusals of a call that asks for what its attempt cannot give: code, and what to do. All are 422:
+SDKs repeat a 409 on their own, and a repeat fails alike."""
 
 
 def unsupported(parameter: str, message: str) -> HttpRefusal:
@@ -152,13 +179,18 @@ def faulty(incident_id: str) -> HttpRefusal:
     )
 
 
-def refused_verdict(capture_key: str, refused: capture_admission_pb2.Refused) -> HttpRefusal:
+def refused_verdict(
+    capture_key: str, call_id: str, refused: capture_admission_pb2.Refused
+) -> HttpRefusal:
     """Make the answer to a call that must not be generated.
 
     A closed attempt gets 422: SDKs repeat 409 on their own.
     """
     if refused.reason == er.ERROR_REASON_ATTEMPT_NOT_FOUND:
         return attempt_not_found(capture_key)
+    if refused.reason in _IN_MODE:
+        facts = {"capture_key": capture_key, "call_id": call_id, **refused.metadata}
+        return in_mode(refused.reason, refused.message, facts)
     if refused.reason in (er.ERROR_REASON_ATTEMPT_CLOSED, er.ERROR_REASON_ATTEMPT_SEALED):
         return HttpRefusal(
             422,
@@ -170,11 +202,47 @@ def refused_verdict(capture_key: str, refused: capture_admission_pb2.Refused) ->
     return HttpRefusal(422, "call_refused", refused.message)
 
 
+def in_mode(reason: er.ErrorReason.ValueType, found: str, facts: Mapping[str, str]) -> HttpRefusal:
+    """Make the refusal of a call that asks for what its attempt cannot give.
+
+    Args:
+        reason: one of those that have a code of their own here.
+        found: what was found; the answer says besides what to do.
+        facts: what the reason's comment names.
+    """
+    code, advice = _IN_MODE[reason]
+    finding = f"{found[:1].upper()}{found[1:].rstrip('.')}. " if found else ""
+    said = f"{finding}{advice} Nothing was generated."
+    refusal = HttpRefusal(422, code, said, reason=reason)
+    refusal.facts = dict(facts)
+    return refusal
+
+
+def history_required(capture_key: str, call_id: str) -> HttpRefusal:
+    """Make the answer to a delta request whose history is not here (any more)."""
+    return in_mode(
+        er.ERROR_REASON_HISTORY_REQUIRED,
+        f"the history of call {call_id} is not kept here",
+        {"capture_key": capture_key, "call_id": call_id},
+    )
+
+
+def history_claim_refused(capture_key: str, claimed_call_id: str, fault: str) -> HttpRefusal:
+    """Make the answer to a delta request of whose claim it is plain that it cannot hold."""
+    return in_mode(
+        er.ERROR_REASON_HISTORY_CLAIM_REFUSED,
+        f"the request does not continue call {claimed_call_id} ({fault})",
+        {"capture_key": capture_key, "claimed_call_id": claimed_call_id, "fault": fault},
+    )
+
+
 def of_service(error: CallforestError) -> HttpRefusal:
     """Make the answer to what a service behind the gateway said."""
     retry_after_s = None
     if error.retry_after_ms is not None:
         retry_after_s = max(1, -(-error.retry_after_ms // 1000))
+    if error.reason in _IN_MODE:
+        return in_mode(error.reason, error.message, error.metadata)
     match error.reason:
         case er.ERROR_REASON_REQUEST_REFUSED:
             return malformed(error.message, error.metadata.get("parameter"))

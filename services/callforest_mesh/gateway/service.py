@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import Final, cast
 
 import grpc.aio
@@ -18,9 +19,17 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway.chain_reading import ChainReader
+from callforest_mesh.gateway.conversations import Conversations
+from callforest_mesh.gateway.core import RequestReader
 from callforest_mesh.gateway.edge import Edge
+from callforest_mesh.gateway.engine_configuration import EngineConfiguration
+from callforest_mesh.gateway.forest_reading import ForestReader
+from callforest_mesh.gateway.histories import Histories
+from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.servicer import GatewayServicer
+from callforest_mesh.gateway.work import Work
 
 __all__ = ["GatewayOptions", "GatewayService"]
 
@@ -36,6 +45,8 @@ class GatewayService:
         admission: judges calls.
         ledger: keeps their rows.
         worker: generates and captures.
+        new_id: names calls.
+        now_ns: the wall clock, nanoseconds since the epoch.
         telemetry: what it says of its work.
     """
 
@@ -47,22 +58,31 @@ class GatewayService:
         ledger: LedgerClient,
         worker: WorkerClient,
         *,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(16),
+        now_ns: Callable[[], int] = time.time_ns,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._options = options
         ledger = ledger.for_tenant(options.tenant)
         worker = worker.for_tenant(options.tenant)
+        admission = admission.for_tenant(options.tenant)
+        configuration = EngineConfiguration(worker, required=options.forest)
         self._calls = Calls(
-            admission.for_tenant(options.tenant),
+            admission,
             ledger,
             worker,
+            configuration,
             options,
-            new_id=lambda: secrets.token_hex(16),
-            now_ns=time.time_ns,
+            new_id=new_id,
+            now_ns=now_ns,
             telemetry=telemetry,
         )
-        self._edge = Edge(options, drain, self._calls, ledger, worker, telemetry)
-        self._servicer = GatewayServicer(options.tenant, self._calls, worker, drain, telemetry)
+        measuring = Measuring(
+            admission, worker, configuration, options, new_id=new_id, now_ns=now_ns
+        )
+        work = Work(_reader(options), self._calls, measuring)
+        self._edge = Edge(options, drain, work, ledger, worker, telemetry)
+        self._servicer = GatewayServicer(options.tenant, work, worker, drain, telemetry)
         self._runner: web.AppRunner | None = None
         self._url = ""
 
@@ -113,3 +133,9 @@ class GatewayService:
         if runner is not None:
             await runner.cleanup()
         await self._calls.settle(self._options.grace_s)
+
+
+def _reader(options: GatewayOptions) -> RequestReader:
+    if not options.forest:
+        return ChainReader(Conversations())
+    return ForestReader(Histories(options.history_cache_bytes, options.history_cache_calls))

@@ -11,14 +11,16 @@ import grpc.aio
 from callforest.capture.v1 import item_pb2
 from callforest.gateway.v1 import gateway_service_pb2 as pb
 from callforest.gateway.v1 import gateway_service_pb2_grpc as rpc
-from callforest_client.streams import COMPLETE
+from callforest_client.streams import COMPLETE, MEASURE_CONTEXT
 from callforest_client.worker import WorkerClient
 from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
-from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway import core
+from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.refusals import HttpRefusal, attempt_not_found, unsupported
+from callforest_mesh.gateway.work import Work
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -34,7 +36,7 @@ class GatewayServicer(rpc.GatewayServiceServicer):
 
     Args:
         tenant: owns every attempt that is served.
-        calls: the calls' lives.
+        work: what may be asked.
         worker: asked for its model.
         drain: when begun, no more calls are taken.
         telemetry: what is said of the items; the calls speak for themselves.
@@ -43,16 +45,19 @@ class GatewayServicer(rpc.GatewayServiceServicer):
     def __init__(
         self,
         tenant: str,
-        calls: Calls,
+        work: Work,
         worker: WorkerClient,
         drain: Drain,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
         self._tenant = tenant
-        self._calls = calls
+        self._work = work
         self._worker = worker
         self._complete = ItemServer(
             COMPLETE, self._serve, service="gateway", drain=drain, telemetry=telemetry
+        )
+        self._measure = ItemServer(
+            MEASURE_CONTEXT, self._size, service="gateway", drain=drain, telemetry=telemetry
         )
 
     async def Complete(
@@ -65,6 +70,17 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         """Make calls."""
         async for response in self._complete.serve(request_iterator):
             yield cast("pb.CompleteResponse", response)
+
+    async def Measure(
+        self,
+        request_iterator: AsyncIterator[pb.MeasureRequest],
+        context: grpc.aio.ServicerContext[
+            AsyncIterator[pb.MeasureRequest], AsyncIterator[pb.MeasureResponse]
+        ],
+    ) -> AsyncIterator[pb.MeasureResponse]:
+        """Measure calls that are not made."""
+        async for response in self._measure.serve(request_iterator):
+            yield cast("pb.MeasureResponse", response)
 
     async def ListModels(
         self,
@@ -86,20 +102,54 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            if context.tenant != self._tenant:
-                raise attempt_not_found(call.capture_key)
-            dialect = _DIALECTS.get(call.api)
-            if dialect is None:
-                raise malformed("CompletionCall", "api is unknown", [("api", "is unknown here")])
-            normalised = self._calls.read(call.capture_key, call.request, dialect)
-            if normalised.streaming is not None:
-                raise unsupported("stream", "A result comes whole here. Ask without `stream`.")
-            served = await self._calls.serve(
-                call.capture_key, normalised, traceparent=context.traceparent
+            served = await self._work.calls.serve(
+                call.capture_key, self._read(context, call), traceparent=context.traceparent
             )
         except HttpRefusal as refused:
             raise refused.refusal() from refused
         overhead_us = int((loop.time() - begun) * 1e6) - served.generation_us
         return pb.ServedCompletion(
-            response=served.body, call_id=served.call_id, overhead_us=max(0, overhead_us)
+            response=served.body,
+            call_id=served.call_id,
+            overhead_us=max(0, overhead_us),
+            context=served.context,
         )
+
+    async def _size(
+        self, context: item_pb2.ItemContext, call: pb.CompletionCall
+    ) -> pb.MeasuredContext:
+        """Measure one call.
+
+        Raises:
+            Refusal: what the call would be refused with.
+        """
+        try:
+            measured = await self._work.measuring.measure(
+                call.capture_key, self._read(context, call), traceparent=context.traceparent
+            )
+        except HttpRefusal as refused:
+            raise refused.refusal() from refused
+        return pb.MeasuredContext(
+            prompt_token_count=measured.token_count, is_exact=True, context=measured.context
+        )
+
+    def _read(
+        self, context: item_pb2.ItemContext, call: pb.CompletionCall
+    ) -> core.NormalisedRequest:
+        """Read one call's request.
+
+        Raises:
+            HttpRefusal: it is malformed, or asks for what is not served here.
+        """
+        if context.tenant != self._tenant:
+            raise attempt_not_found(call.capture_key)
+        dialect = _DIALECTS.get(call.api)
+        if dialect is None:
+            raise malformed("CompletionCall", "api is unknown", [("api", "is unknown here")])
+        claim = None
+        if call.HasField("continues_call_id"):
+            claim = Claim(call.continues_call_id, history_is_whole=call.history_is_whole)
+        normalised = self._work.reader.read(call.capture_key, call.request, dialect, claim)
+        if normalised.streaming is not None:
+            raise unsupported("stream", "A result comes whole here. Ask without `stream`.")
+        return normalised

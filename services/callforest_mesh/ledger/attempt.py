@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from google.protobuf import timestamp_pb2
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_client.codec import call_record_from_proto
+from callforest_client.source_codec import source_summary_from_proto
 from callforest_core.lineage.chain import ChainView, ContextWitness
 from callforest_core.lineage.fingerprint import NO_FINGERPRINT
+from callforest_core.lineage.forest_view import ForestView
 
 OPEN: Final = attempt_pb2.ATTEMPT_STATE_OPEN
 CLOSED: Final = attempt_pb2.ATTEMPT_STATE_CLOSED
 SEALED: Final = attempt_pb2.ATTEMPT_STATE_SEALED
+CHAIN: Final = attempt_pb2.CAPTURE_MODE_CHAIN
+FOREST: Final = attempt_pb2.CAPTURE_MODE_FOREST
 _NO_CONTEXT: Final = ContextWitness(NO_FINGERPRINT, 0, b"")
 
 
@@ -25,6 +32,10 @@ class LogError(ValueError):
         super().__init__(f"event {revision}: {fact}")
         self.revision = revision
         self.fact = fact
+
+
+class UnknownLogError(LogError):
+    """Events of a kind, or contents, that this release does not know."""
 
 
 class AttemptKey(NamedTuple):
@@ -41,7 +52,7 @@ class AttemptSummary:
     Attributes:
         state: what the attempt takes.
         revision: events in its log.
-        pending_count: admitted calls with neither a record nor a failure.
+        pending_count: admitted calls that have not settled.
     """
 
     state: attempt_pb2.AttemptState.ValueType
@@ -67,12 +78,20 @@ class AdmittedCall:
         body_digest: of the request body, from the intent.
         verdict: the serialized Verdict.
         record: the serialized CallRecord, or None.
-        failure_reasons: of its failure rows, in order.
+        failures: its serialized failure rows, in order.
+        failure_reasons: theirs.
+        is_keyed: whether an idempotency key alone names it.
+        admit_time: the serialized Timestamp of when the gateway took it.
+        withdrawal: the serialized CallWithdrawal that settled it, or None.
     """
 
     body_digest: bytes
     verdict: bytes
+    is_keyed: bool = False
+    admit_time: bytes = b""
+    withdrawal: bytes | None = None
     record: bytes | None = None
+    failures: tuple[bytes, ...] = ()
     failure_reasons: tuple[str, ...] = ()
 
     def read_verdict(self) -> capture_admission_pb2.Verdict:
@@ -83,19 +102,50 @@ class AdmittedCall:
         """Give the committed record, or None."""
         return None if self.record is None else call_record_pb2.CallRecord.FromString(self.record)
 
+    def read_withdrawal(self) -> attempt_pb2.CallWithdrawal | None:
+        """Give the withdrawal, or None."""
+        stored = self.withdrawal
+        return None if stored is None else attempt_pb2.CallWithdrawal.FromString(stored)
+
+    def earlier(self, call_id: str) -> capture_admission_pb2.EarlierCall:
+        """Give what a repeat learns of the call; it is not withdrawn."""
+        if self.record is not None:
+            state = capture_admission_pb2.EARLIER_STATE_COMMITTED
+        elif self.failure_reasons:
+            state = capture_admission_pb2.EARLIER_STATE_FAILED
+        else:
+            state = capture_admission_pb2.EARLIER_STATE_PENDING
+        taken = timestamp_pb2.Timestamp.FromString(self.admit_time)
+        return capture_admission_pb2.EarlierCall(call_id=call_id, state=state, admit_time=taken)
+
+    def read_failures(self) -> list[attempt_pb2.CallFailure]:
+        """Give the failure rows, in order."""
+        return [attempt_pb2.CallFailure.FromString(row) for row in self.failures]
+
 
 class AttemptView:
     """The state of one attempt. Applying an event costs the same however many came before.
 
     Args:
         opened: the first event of the log.
+
+    Attributes:
+        mode: how calls are found, CHAIN or FOREST.
+        forest: the committed calls by their histories; None in chain mode.
+        configuration_digest: the engine's, that the first intent with one bound; else b"".
+        intent_count: calls announced; a withdrawn one may be announced again.
     """
 
     __slots__ = (
         "_calls",
         "_chain",
         "_pending",
+        "_unkeyed",
+        "configuration_digest",
         "failure_count",
+        "forest",
+        "intent_count",
+        "mode",
         "opened",
         "record_count",
         "revision",
@@ -103,14 +153,22 @@ class AttemptView:
     )
 
     def __init__(self, opened: ledger_event_pb2.AttemptOpened) -> None:
+        if opened.mode not in {attempt_pb2.CAPTURE_MODE_UNSPECIFIED, CHAIN, FOREST}:
+            raise UnknownLogError(1, f"capture mode {opened.mode}")
         self.opened = opened
+        self.mode = FOREST if opened.mode == FOREST else CHAIN
+        self.forest = ForestView() if self.mode == FOREST else None
+        self.configuration_digest = b""
         self.state: attempt_pb2.AttemptState.ValueType = OPEN
         self.revision = 1
         self.record_count = 0
         self.failure_count = 0
+        self.intent_count = 0
         self._chain = ChainView()
         self._calls: dict[str, AdmittedCall] = {}
         self._pending: dict[str, None] = {}
+        # What a repeat without a key may repeat: by body, in the order of their intents.
+        self._unkeyed: dict[bytes, dict[str, None]] = {}
 
     @classmethod
     def replay(cls, events: Iterable[ledger_event_pb2.LedgerEvent]) -> AttemptView | None:
@@ -121,6 +179,8 @@ class AttemptView:
         """
         view: AttemptView | None = None
         for event in events:
+            if event.WhichOneof("event") == "record":
+                _refuse_early_form(0 if view is None else view.revision + 1, event.record)
             if view is not None:
                 view.apply(event)
             elif event.WhichOneof("event") == "attempt_opened":
@@ -145,14 +205,18 @@ class AttemptView:
             self._apply_record(revision, event.record)
         elif which == "failure":
             self._apply_failure(revision, event.failure)
+        elif which == "withdrawal":
+            self._apply_withdrawal(revision, event.withdrawal)
         elif which == "admissions_closed":
             self.state = CLOSED
         elif which == "sealed":
             self.state = SEALED
             if event.sealed.revision != revision:
                 raise LogError(revision, f"the seal names revision {event.sealed.revision}")
+        elif which is None:
+            raise UnknownLogError(revision, "an event of an unknown kind")
         else:
-            raise LogError(revision, f"unknown or misplaced event {which}")
+            raise LogError(revision, f"misplaced event {which}")
         self.revision = revision
 
     @property
@@ -167,12 +231,16 @@ class AttemptView:
 
     @property
     def pending_count(self) -> int:
-        """How many admitted calls have neither a record nor a failure."""
+        """How many admitted calls have not settled: no record, no failure, no withdrawal."""
         return len(self._pending)
 
     def call(self, call_id: str) -> AdmittedCall | None:
         """Give an admitted call, or None."""
         return self._calls.get(call_id)
+
+    def unkeyed_call_ids(self, body_digest: bytes) -> Collection[str]:
+        """Give the calls without a key that have this body, neither failed nor withdrawn."""
+        return self._unkeyed.get(body_digest, ())
 
     def pending_call_ids(self) -> list[str]:
         """Give the pending calls in the order of their intents."""
@@ -199,33 +267,65 @@ class AttemptView:
             record_count=self.record_count,
             failure_count=self.failure_count,
             superseded=superseded,
+            mode=self.mode,
         )
 
     def _apply_intent(self, revision: int, intent: ledger_event_pb2.IntentRecorded) -> None:
-        if intent.call_id in self._calls:
+        known = self._calls.get(intent.call_id)
+        if known is not None and known.withdrawal is None:
             raise LogError(revision, f"a second intent of call {intent.call_id}")
-        verdict = intent.verdict.SerializeToString()
-        self._calls[intent.call_id] = AdmittedCall(intent.body_digest, verdict)
+        self._calls[intent.call_id] = AdmittedCall(
+            intent.body_digest,
+            intent.verdict.SerializeToString(),
+            intent.is_keyed,
+            intent.admit_time.SerializeToString(),
+        )
         self._pending[intent.call_id] = None
+        self.intent_count += 1
+        if not intent.is_keyed:
+            self._unkeyed.setdefault(intent.body_digest, {})[intent.call_id] = None
+        if intent.configuration_digest and not self.configuration_digest:
+            self.configuration_digest = intent.configuration_digest
 
     def _apply_record(self, revision: int, record: call_record_pb2.CallRecord) -> None:
         call_id = record.coords.call_id
         call = self._calls.get(call_id)
-        if call is None or call.record is not None or call.failure_reasons:
+        if call is None or call.record or call.failure_reasons or call.withdrawal:
             raise LogError(revision, f"call {call_id} cannot have a record here")
         self._chain.append_record(call_record_from_proto(record), _witness(record))
+        if self.forest is not None:
+            _append_history(self.forest, record)
         call.record = record.SerializeToString()
         self._pending.pop(call_id, None)
         self.record_count += 1
 
     def _apply_failure(self, revision: int, failure: attempt_pb2.CallFailure) -> None:
         call = self._calls.get(failure.call_id)
-        if call is None or call.record is not None:
+        is_kept = call is not None and call.record is not None
+        if call is None or call.withdrawal or (is_kept and self.forest is None):
             raise LogError(revision, f"call {failure.call_id} cannot have a failure here")
         self._chain.append_failure(failure.call_id, failure.reason)
+        call.failures = (*call.failures, failure.SerializeToString())
         call.failure_reasons = (*call.failure_reasons, failure.reason)
         self._pending.pop(failure.call_id, None)
         self.failure_count += 1
+        if not is_kept:
+            self._forget_unkeyed(failure.call_id, call)
+
+    def _apply_withdrawal(self, revision: int, withdrawal: attempt_pb2.CallWithdrawal) -> None:
+        """Settle a call that never was: it is no row, and nothing continues it."""
+        call = self._calls.get(withdrawal.call_id)
+        if call is None or withdrawal.call_id not in self._pending:
+            raise LogError(revision, f"call {withdrawal.call_id} cannot be withdrawn here")
+        call.withdrawal = withdrawal.SerializeToString()
+        del self._pending[withdrawal.call_id]
+        self._forget_unkeyed(withdrawal.call_id, call)
+
+    def _forget_unkeyed(self, call_id: str, call: AdmittedCall) -> None:
+        alike = self._unkeyed.get(call.body_digest, {})
+        alike.pop(call_id, None)
+        if not alike:
+            self._unkeyed.pop(call.body_digest, None)
 
 
 def _witness(record: call_record_pb2.CallRecord) -> ContextWitness:
@@ -234,3 +334,26 @@ def _witness(record: call_record_pb2.CallRecord) -> ContextWitness:
         return _NO_CONTEXT
     prints = record.fingerprints
     return ContextWitness(prints.continuation, prints.context_item_count, prints.context_digest)
+
+
+def _append_history(forest: ForestView, record: call_record_pb2.CallRecord) -> None:
+    """Let a record be found by its history; one without a summary is never continued."""
+    summary = source_summary_from_proto(record.replay)
+    if summary is not None:
+        coords = record.coords
+        forest.append(
+            coords.call_id,
+            cum_len=coords.prev_token_count + coords.delta_token_count,
+            chain_hash=coords.chain_hash,
+            summary=summary,
+            response_id=record.response_id,
+        )
+
+
+def _refuse_early_form(revision: int, record: call_record_pb2.CallRecord) -> None:
+    """Refuse a record that keeps more of its request than a summary (LED-10).
+
+    Early v3 ledgers kept the items; read past them, such a record would look like one of ours.
+    """
+    if record.HasField("replay") and len(UnknownFieldSet(record.replay)):
+        raise UnknownLogError(revision, "a record that keeps replay items")

@@ -10,45 +10,31 @@ docs/protocol.md, sections "Parties and life of a call" and "Chain-mode lineage"
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from google.protobuf.message import Message
-
-from callforest.capture.v1 import (
-    attempt_pb2,
-    call_record_pb2,
-    capture_admission_pb2,
-    commit_coords_pb2,
-)
-from callforest.error.v1 import error_reason_pb2 as er
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
-from callforest_core.lineage.chain import (
-    ChainProbe,
-    Match,
-    Root,
-    Unresolved,
-    UnresolvedReason,
-    Verdict,
-)
-from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION
+from callforest_client.capture_mode import mode_name
+from callforest_core.lineage.forest_view import CANDIDATES_SHOWN
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import OPEN, SEALED, AdmittedCall, AttemptView
+from callforest_mesh.ledger.attempt import (
+    CHAIN,
+    FOREST,
+    OPEN,
+    SEALED,
+    AttemptView,
+)
+from callforest_mesh.ledger.verdicts import UNRESOLVED_PARENT, judge
 
 AnswerT = TypeVar("AnswerT")
 
-UNRESOLVED_PARENT: Final = "unresolved_parent"
-"""Failure reason of a call without a predecessor, or with more than one."""
-INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
-"""Failure reason of a call whose coordinates do not fit its admission."""
 CALLS_MAX: Final = 16_384
 """Most calls of one attempt."""
 PENDING_MAX: Final = 4096
 """Most pending calls of one attempt: whatever lists their ids stays far below 1 MiB."""
-FAILURES_MAX: Final = 8
-"""Most failure rows of one call; it is poisoned with the first."""
 FIRST_EPOCH: Final = 1
-_DETAIL_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +58,11 @@ def capture_key_of(rollout_id: str, attempt_number: int) -> str:
 
 
 def opened_event(
-    tenant: str, rollout_id: str, attempt_number: int, request_id: str
+    tenant: str,
+    rollout_id: str,
+    attempt_number: int,
+    request_id: str,
+    mode: attempt_pb2.CaptureMode.ValueType = CHAIN,
 ) -> ledger_event_pb2.LedgerEvent:
     """Make the first event of an attempt's log."""
     opened = ledger_event_pb2.AttemptOpened(
@@ -82,6 +72,8 @@ def opened_event(
         capture_key=capture_key_of(rollout_id, attempt_number),
         epoch=FIRST_EPOCH,
         request_id=request_id,
+        # Chain mode is what a log without a mode is in.
+        mode=FOREST if mode == FOREST else attempt_pb2.CAPTURE_MODE_UNSPECIFIED,
     )
     return ledger_event_pb2.LedgerEvent(attempt_opened=opened)
 
@@ -91,130 +83,93 @@ def record_intent(
 ) -> Decision[capture_admission_pb2.Verdict]:
     """Announce a call and decide what it continues. An unknown or closed attempt is a verdict.
 
+    A repeat gets the verdict of its call, and how far that is, whatever the attempt takes
+    (CAP-13). A withdrawn call never was: it is announced anew.
+
     Raises:
         Refusal: CALL_MISMATCH, the call was announced with another body; OVERLOADED, too many
-            calls of the attempt are pending.
+            calls of the attempt are pending; INVALID_MESSAGE, a call of forest mode without a
+            configuration.
     """
     if view is None:
-        not_found = refusals.attempt_not_found(intent.capture_key)
-        return Decision(refusals.refused_call(not_found.reason, not_found.message))
+        return Decision(refusals.refused_call(refusals.attempt_not_found(intent.capture_key)))
     call = view.call(intent.call_id)
-    if call is not None and call.body_digest == intent.body_digest:
-        return Decision(call.read_verdict())
+    is_same = call is None or call.body_digest == intent.body_digest
+    repeated = _repeated(view, intent) if is_same else None
+    if repeated is not None:
+        return Decision(repeated)
     if view.state != OPEN:
-        return Decision(_closed())
-    if call is not None:
+        return Decision(_closed(view))
+    if not is_same:
         raise refusals.call_mismatch(intent.capture_key, intent.call_id, "body_digest")
-    if view.call_count >= CALLS_MAX:
-        return Decision(_closed())
+    if view.intent_count >= CALLS_MAX:
+        return Decision(_closed(view))
     if view.pending_count >= PENDING_MAX:
         raise refusals.pending_limit(PENDING_MAX)
-    verdict = judge(view, intent.chain)
+    verdict = judge(view, intent)
+    if verdict.WhichOneof("verdict") == "refused":
+        return Decision(verdict)
     recorded = ledger_event_pb2.IntentRecorded(
         call_id=intent.call_id,
         body_digest=intent.body_digest,
         admit_time=intent.admit_time,
         verdict=verdict,
+        configuration_digest=b"" if view.configuration_digest else intent.configuration_digest,
+        is_keyed=intent.is_keyed,
     )
     announced = ledger_event_pb2.LedgerEvent(intent=recorded)
     if verdict.WhichOneof("verdict") != "uncaptured":
         return Decision(verdict, (announced,))
     detail = verdict.uncaptured.detail
-    failed = _failure(intent.capture_key, intent.call_id, UNRESOLVED_PARENT, detail)
+    failed = failure_event(intent.capture_key, intent.call_id, UNRESOLVED_PARENT, detail)
     return Decision(verdict, (announced, failed))
 
 
 def find_predecessor(
-    view: AttemptView | None, capture_key: str, probe: capture_admission_pb2.ChainProbe
+    view: AttemptView | None, request: ledger_service_pb2.FindPredecessorRequest
 ) -> capture_admission_pb2.Verdict:
     """Give the verdict that record_intent would give now.
 
     Raises:
         Refusal: ATTEMPT_NOT_FOUND.
     """
-    known = require(view, capture_key)
-    is_taking = known.state == OPEN and known.call_count < CALLS_MAX
-    return judge(known, probe) if is_taking else _closed()
+    known = require(view, request.capture_key)
+    is_taking = known.state == OPEN and known.intent_count < CALLS_MAX
+    return judge(known, request) if is_taking else _closed(known)
 
 
-def judge(
-    view: AttemptView, probe: capture_admission_pb2.ChainProbe
-) -> capture_admission_pb2.Verdict:
-    """Say whom a request continues; unresolved is never a root (ADM-1, P3)."""
-    found = _resolve(view, probe)
-    if isinstance(found, Root):
-        return capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
-    if isinstance(found, Match):
-        continuation = capture_admission_pb2.Continuation(
-            parent_call_id=found.parent_call_id,
-            prev_token_count=found.prev_len,
-            parent_chain_hash=found.chain_hash,
-        )
-        return capture_admission_pb2.Verdict(continuation=continuation)
-    uncaptured = capture_admission_pb2.Uncaptured(
-        reason=UNRESOLVED_PARENT, detail=_unresolved_detail(found)
+def get_call(
+    view: AttemptView | None, capture_key: str, call_id: str
+) -> ledger_service_pb2.GetCallResponse:
+    """Give all that the log says of a call.
+
+    Raises:
+        Refusal: ATTEMPT_NOT_FOUND; CALL_NOT_FOUND.
+    """
+    call = require(view, capture_key).call(call_id)
+    if call is None:
+        raise refusals.call_not_found(capture_key, call_id)
+    return ledger_service_pb2.GetCallResponse(
+        verdict=call.read_verdict(),
+        record=call.read_record(),
+        failures=call.read_failures(),
+        withdrawal=call.read_withdrawal(),
     )
-    return capture_admission_pb2.Verdict(uncaptured=uncaptured)
 
 
-def commit_record(
-    view: AttemptView | None, record: call_record_pb2.CallRecord
-) -> Decision[ledger_service_pb2.CommittedEntry]:
-    """Append the record of a staged call.
-
-    The first COORDINATES_MISMATCH is in the decision, because it leaves a failure row; a repeat
-    gets it raised.
+def hold_mode(
+    opened: attempt_pb2.Attempt, mode: attempt_pb2.CaptureMode.ValueType
+) -> attempt_pb2.Attempt:
+    """Give the attempt that a repeated request opened, if it asks for the same mode.
 
     Raises:
-        Refusal: ATTEMPT_NOT_FOUND; COORDINATES_MISMATCH; ATTEMPT_SEALED; CALL_NOT_ADMITTED;
-            CALL_MISMATCH, the call has another record or a failure row.
+        Refusal: MODE_MISMATCH.
     """
-    coords = record.coords
-    known = require(view, coords.capture_key)
-    call = known.call(coords.call_id)
-    committed = None if call is None else call.read_record()
-    if committed is not None and _is_same(committed, record):
-        return Decision(_committed(known))
-    mismatch = None if call is None else _coordinates_mismatch(call, coords)
-    if call is not None and mismatch and INVALID_COORDINATES in call.failure_reasons:
-        raise mismatch
-    if known.state == SEALED:
-        raise refusals.attempt_sealed(coords.capture_key, coords.call_id)
-    if call is None:
-        raise refusals.call_not_admitted(coords.capture_key, coords.call_id)
-    if committed is not None:
-        field = _first_difference(committed, record)
-        raise refusals.call_mismatch(coords.capture_key, coords.call_id, field)
-    if call.failure_reasons:
-        raise refusals.call_mismatch(coords.capture_key, coords.call_id, "failure")
-    if mismatch is not None:
-        failed = _failure(coords.capture_key, coords.call_id, INVALID_COORDINATES, mismatch.message)
-        return Decision(_committed(known, 1), (failed,), mismatch)
-    return Decision(_committed(known, 1), (ledger_event_pb2.LedgerEvent(record=record),))
-
-
-def commit_failure(
-    view: AttemptView | None, failure: attempt_pb2.CallFailure
-) -> Decision[ledger_service_pb2.CommittedEntry]:
-    """Append a failure row; a committed record stands and is not poisoned.
-
-    Raises:
-        Refusal: ATTEMPT_NOT_FOUND; ATTEMPT_SEALED; CALL_NOT_ADMITTED; CALL_MISMATCH, the call has
-            FAILURES_MAX failure rows of other reasons.
-    """
-    known = require(view, failure.capture_key)
-    call = known.call(failure.call_id)
-    if call is not None and call.record is not None:
-        return Decision(_committed(known, kept_record=True))
-    if call is not None and failure.reason in call.failure_reasons:
-        return Decision(_committed(known))
-    if known.state == SEALED:
-        raise refusals.attempt_sealed(failure.capture_key, failure.call_id)
-    if call is None:
-        raise refusals.call_not_admitted(failure.capture_key, failure.call_id)
-    if len(call.failure_reasons) >= FAILURES_MAX:
-        raise refusals.call_mismatch(failure.capture_key, failure.call_id, "reason")
-    return Decision(_committed(known, 1), (ledger_event_pb2.LedgerEvent(failure=failure),))
+    if opened.mode != mode:
+        raise refusals.mode_mismatch(
+            opened.capture_key, opened=mode_name(opened.mode), asked=mode_name(mode)
+        )
+    return opened
 
 
 def close(view: AttemptView | None, capture_key: str) -> Decision[None]:
@@ -257,90 +212,46 @@ def require(view: AttemptView | None, capture_key: str) -> AttemptView:
     return view
 
 
-def _closed() -> capture_admission_pb2.Verdict:
-    return refusals.refused_call(
-        er.ERROR_REASON_ATTEMPT_CLOSED, "the attempt takes no new calls; open another attempt"
-    )
+def _repeated(
+    view: AttemptView, intent: attempt_pb2.CallIntent
+) -> capture_admission_pb2.Verdict | None:
+    """Give the verdict of the call that an intent repeats; None when it is a new one.
 
-
-def _resolve(view: AttemptView, probe: capture_admission_pb2.ChainProbe) -> Verdict:
-    """Ask the chain; a probe under other fingerprint rules never matches."""
-    foreign = probe.fingerprint_version != FINGERPRINT_VERSION
-    if foreign and probe.assistant_fingerprint and view.chain.has_rows():
-        return Unresolved(UnresolvedReason.NO_MATCH, ())
-    return view.chain.resolve(
-        ChainProbe(probe.assistant_fingerprint, probe.context_digests, probe.item_count)
-    )
-
-
-def _unresolved_detail(found: Unresolved) -> str:
-    """Say why, and name the candidates as far as there is room."""
-    detail = str(found.reason)
-    for position, call_id in enumerate(found.candidates):
-        piece = f"{':' if position == 0 else ','} {call_id}"
-        rest = f" and {len(found.candidates) - position} more"
-        if len(detail) + len(piece) + len(rest) > _DETAIL_MAX:
-            return detail + rest
-        detail += piece
-    return detail
-
-
-def _coordinates_mismatch(
-    call: AdmittedCall, coords: commit_coords_pb2.CommitCoords
-) -> Refusal | None:
-    """Hold coordinates against the root or the predecessor that was admitted, and its length."""
-    verdict = call.read_verdict()
-    parent, length = "", 0
-    if verdict.WhichOneof("verdict") == "continuation":
-        parent = verdict.continuation.parent_call_id
-        length = verdict.continuation.prev_token_count
-    if coords.parent_call_id != parent:
-        field, admitted, stated = "parent_call_id", parent, coords.parent_call_id
-    elif coords.prev_token_count != length:
-        field, admitted, stated = "prev_token_count", str(length), str(coords.prev_token_count)
-    else:
+    A key or a known id names the call. A marked repeat without a key is the one call that has
+    its body, if there is one.
+    """
+    call_id, call = intent.call_id, view.call(intent.call_id)
+    if call is None and intent.is_retry and not intent.is_keyed:
+        alike = view.unkeyed_call_ids(intent.body_digest)
+        if len(alike) > 1:
+            shown = tuple(islice(alike, CANDIDATES_SHOWN))
+            refusal = refusals.ambiguous_retry(intent.capture_key, shown, len(alike))
+            return refusals.refused_call(refusal)
+        for call_id in alike:
+            call = view.call(call_id)
+    if call is None or call.withdrawal is not None:
         return None
-    return refusals.coordinates_mismatch(
-        coords.capture_key,
-        coords.call_id,
-        field,
-        admitted=admitted or "no parent",
-        stated=stated or "absent",
+    verdict = call.read_verdict()
+    verdict.earlier.CopyFrom(call.earlier(call_id))
+    return verdict
+
+
+def _closed(view: AttemptView) -> capture_admission_pb2.Verdict:
+    state = attempt_pb2.AttemptState.Name(view.state).removeprefix("ATTEMPT_STATE_").lower()
+    full = CALLS_MAX if view.state == OPEN else None
+    return refusals.refused_call(
+        refusals.attempt_closed(view.opened.capture_key, state=state, calls_max=full)
     )
 
 
-def _is_same(known: call_record_pb2.CallRecord, sent: call_record_pb2.CallRecord) -> bool:
-    """Compare two records; a repeat may come within another trace."""
-    if known.traceparent != sent.traceparent:
-        untraced = call_record_pb2.CallRecord()
-        untraced.CopyFrom(sent)
-        untraced.traceparent = known.traceparent
-        return known == untraced
-    return known == sent
-
-
-def _first_difference(known: Message, sent: Message) -> str:
-    """Name the first field, by number, in which two records differ."""
-    for field in known.DESCRIPTOR.fields:
-        left, right = getattr(known, field.name), getattr(sent, field.name)
-        if left != right:
-            inner = isinstance(left, Message) and isinstance(right, Message)
-            return f"{field.name}.{_first_difference(left, right)}" if inner else field.name
-    return "presence"
-
-
-def _committed(
-    view: AttemptView, event_count: int = 0, *, kept_record: bool = False
-) -> ledger_service_pb2.CommittedEntry:
-    return ledger_service_pb2.CommittedEntry(
-        revision=view.revision + event_count, kept_record=kept_record
-    )
-
-
-def _failure(
+def failure_event(
     capture_key: str, call_id: str, reason: str, detail: str
 ) -> ledger_event_pb2.LedgerEvent:
+    """Make a failure row of the ledger's own."""
     failure = attempt_pb2.CallFailure(
-        capture_key=capture_key, call_id=call_id, reason=reason, detail=detail[:_DETAIL_MAX]
+        capture_key=capture_key,
+        call_id=call_id,
+        reason=reason,
+        detail=detail[: refusals.DETAIL_MAX],
     )
     return ledger_event_pb2.LedgerEvent(failure=failure)

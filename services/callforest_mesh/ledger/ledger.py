@@ -13,8 +13,8 @@ from typing import Final, TypeVar, cast
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
-from callforest_mesh.ledger import core, refusals
-from callforest_mesh.ledger.attempt import SEALED, AttemptKey, AttemptSummary, AttemptView
+from callforest_mesh.ledger import commits, core, refusals
+from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
 from callforest_mesh.ledger.core import Decision
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import LedgerStore, LogReader, LogWriter
@@ -98,27 +98,35 @@ class Ledger:
         self._writes: set[asyncio.Future[object]] = set()
 
     async def open_attempt(
-        self, tenant: str, rollout_id: str, request_id: str
+        self,
+        tenant: str,
+        rollout_id: str,
+        request_id: str,
+        mode: attempt_pb2.CaptureMode.ValueType = CHAIN,
     ) -> attempt_pb2.Attempt:
         """Open the next attempt of a rollout and seal the one before, in one transaction.
 
         A repeat of the request gets the answer of its first.
+
+        Raises:
+            Refusal: MODE_MISMATCH, a repeat asks for another mode.
         """
 
         def run(session: _Session) -> attempt_pb2.Attempt:
             known = session.log.attempt_opened_by(tenant, rollout_id, request_id)
             if known is not None:
-                return _first_answer(
-                    session.log, AttemptKey(tenant, core.capture_key_of(rollout_id, known))
-                )
+                key = AttemptKey(tenant, core.capture_key_of(rollout_id, known))
+                return core.hold_mode(_first_answer(session.log, key), mode)
             latest = session.log.latest_attempt(tenant, rollout_id)
             number = 0 if latest is None else latest + 1
             if latest is not None:
                 before = AttemptKey(tenant, core.capture_key_of(rollout_id, latest))
                 view = session.view(before)
-                session.apply(before, view, core.seal(view, before.capture_key))
+                # What was forgotten was sealed.
+                if view or not session.log.was_forgotten(tenant, rollout_id, latest):
+                    session.apply(before, view, core.seal(view, before.capture_key))
             attempt = AttemptKey(tenant, core.capture_key_of(rollout_id, number))
-            opened = core.opened_event(tenant, rollout_id, number, request_id)
+            opened = core.opened_event(tenant, rollout_id, number, request_id, mode)
             session.apply(attempt, None, Decision(None, (opened,)))
             return session.show(attempt)
 
@@ -132,13 +140,20 @@ class Ledger:
         return self._apply(attempt, lambda view: core.record_intent(view, intent))
 
     async def find_predecessor(
-        self, attempt: AttemptKey, probe: capture_admission_pb2.ChainProbe
+        self, request: ledger_service_pb2.FindPredecessorRequest
     ) -> capture_admission_pb2.Verdict:
         """Give the verdict that record_intent would give now."""
+        attempt = AttemptKey(request.tenant, request.capture_key)
         return await self._run(
-            lambda session: core.find_predecessor(
-                session.view(attempt), attempt.capture_key, probe
-            ),
+            lambda session: core.find_predecessor(session.view(attempt), request), _unchanged
+        )
+
+    async def get_call(
+        self, attempt: AttemptKey, call_id: str
+    ) -> ledger_service_pb2.GetCallResponse:
+        """Give all that the log says of a call."""
+        return await self._run(
+            lambda session: core.get_call(session.view(attempt), attempt.capture_key, call_id),
             _unchanged,
         )
 
@@ -147,14 +162,25 @@ class Ledger:
     ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
         """Append the record of a staged call."""
         attempt = AttemptKey(tenant, record.coords.capture_key)
-        return self._apply(attempt, lambda view: core.commit_record(view, record), reserve=True)
+        return self._apply(attempt, lambda view: commits.commit_record(view, record), reserve=True)
 
     def commit_failure(
         self, tenant: str, failure: attempt_pb2.CallFailure
     ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
         """Append a failure row."""
         attempt = AttemptKey(tenant, failure.capture_key)
-        return self._apply(attempt, lambda view: core.commit_failure(view, failure), reserve=True)
+        return self._apply(
+            attempt, lambda view: commits.commit_failure(view, failure), reserve=True
+        )
+
+    def commit_withdrawal(
+        self, tenant: str, withdrawal: attempt_pb2.CallWithdrawal
+    ) -> asyncio.Future[ledger_service_pb2.CommittedEntry]:
+        """Settle a call that was refused before it was generated."""
+        attempt = AttemptKey(tenant, withdrawal.capture_key)
+        return self._apply(
+            attempt, lambda view: commits.commit_withdrawal(view, withdrawal), reserve=True
+        )
 
     async def close_admissions(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
         """End new calls of an attempt."""
@@ -163,6 +189,24 @@ class Ledger:
     async def seal(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
         """Fix an attempt's epoch, revision and pending calls."""
         return await self._change(attempt, core.seal)
+
+    async def forget(self, attempt: AttemptKey) -> int:
+        """Remove the log of a sealed attempt; give how many events it had, 0 without a log.
+
+        Raises:
+            Refusal: ATTEMPT_NOT_SEALED.
+        """
+
+        def run(session: _Session) -> int:
+            view = session.view(attempt)
+            if view is None:
+                return 0
+            if view.state != SEALED:
+                raise refusals.attempt_not_sealed(attempt.capture_key, view.state)
+            session.views.forget(attempt)
+            return session.log.forget(view.opened)
+
+        return await self._run(run, _unchanged, reserve=True)
 
     async def has_rows(self, attempt: AttemptKey) -> bool:
         """Say whether a call of the attempt committed or failed (LED-2)."""
@@ -298,6 +342,8 @@ def _page_reader(attempt: AttemptKey, after: int, last: int) -> Callable[[LogRea
                 entries.append(attempt_pb2.ManifestEntry(record=event.record))
             elif which == "failure":
                 entries.append(attempt_pb2.ManifestEntry(failure=event.failure))
+            elif which == "withdrawal":
+                entries.append(attempt_pb2.ManifestEntry(withdrawal=event.withdrawal))
             size += event.ByteSize()
             if size >= PAGE_BYTES:
                 break

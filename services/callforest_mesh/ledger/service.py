@@ -10,20 +10,23 @@ from typing import Final, cast
 
 import grpc.aio
 
+from callforest.ledger.v1 import ledger_care_service_pb2_grpc as care_rpc
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.ledger import Ledger
-from callforest_mesh.ledger.servicer import LedgerServicer
+from callforest_mesh.ledger.servicer import LedgerCareServicer, LedgerServicer
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
 
-_FULL_NAME: Final = "callforest.ledger.v1.LedgerService"
+_FULL_NAMES: Final = frozenset(
+    {"callforest.ledger.v1.LedgerService", "callforest.ledger.v1.LedgerCareService"}
+)
 _DURABLE_STORE: Final = "lmdb"
 
 
@@ -37,6 +40,8 @@ class LedgerOptions:
         map_size_bytes: the most that the store's file grows to.
         quota_bytes: used bytes from which new attempts and calls are refused; rows of admitted
             calls and seals still have a tenth of the map.
+        disk_reserve_bytes: free bytes of the file system below which new attempts and calls
+            are refused.
         cached_calls_max: most calls whose views are kept in memory, about 2 KiB each; a colder
             attempt is read again from its log when it is next used.
         waits_max: most callers of AwaitSettled at once.
@@ -46,6 +51,7 @@ class LedgerOptions:
     store: str = _DURABLE_STORE
     map_size_bytes: int = 8 << 30
     quota_bytes: int = 7 << 30
+    disk_reserve_bytes: int = DISK_RESERVE_BYTES
     cached_calls_max: int = 131_072
     waits_max: int = 16_384
 
@@ -66,7 +72,7 @@ class LedgerService:
     """
 
     name = "ledger"
-    full_names = frozenset({_FULL_NAME})
+    full_names = _FULL_NAMES
 
     def __init__(
         self,
@@ -83,15 +89,15 @@ class LedgerService:
         self._store = LmdbLedgerStore(self._open_store)
         self._ledger = Ledger(self._store, self._watch, cached_calls_max=options.cached_calls_max)
         self._servicer = LedgerServicer(self._ledger, drain, telemetry)
+        self._care = LedgerCareServicer(self._ledger)
         self._telemetry = telemetry
         self._ending: asyncio.Task[None] | None = None
 
     def attach(self, server: ServerLike) -> None:
         """Add the RPCs to a server."""
-        rpc.add_LedgerServiceServicer_to_server(
-            self._servicer,
-            cast("grpc.aio.Server", server),  # takes handlers as a server does
-        )
+        handlers = cast("grpc.aio.Server", server)  # takes handlers as a server does
+        rpc.add_LedgerServiceServicer_to_server(self._servicer, handlers)
+        care_rpc.add_LedgerCareServiceServicer_to_server(self._care, handlers)
 
     async def start(self) -> None:
         """Open the store.
@@ -119,6 +125,7 @@ class LedgerService:
             map_size_bytes=self._options.map_size_bytes,
             databases=DATABASES,
             quota_bytes=self._options.quota_bytes,
+            disk_reserve_bytes=self._options.disk_reserve_bytes,
             on_fatal=self._on_fatal,
             name=self.name,
         )

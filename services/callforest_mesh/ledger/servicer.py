@@ -9,6 +9,8 @@ from typing import TypeAlias, TypeVar, cast
 import grpc.aio
 
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, item_pb2
+from callforest.ledger.v1 import ledger_care_service_pb2 as care_pb
+from callforest.ledger.v1 import ledger_care_service_pb2_grpc as care_rpc
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
@@ -16,7 +18,7 @@ from callforest_mesh.chassis.call_attributes import entry_attributes, intent_att
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
-from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.attempt import CHAIN, FOREST, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
 
 _Request = TypeVar("_Request")
@@ -61,7 +63,7 @@ class LedgerServicer(rpc.LedgerServiceServicer):
     ) -> pb.OpenAttemptResponse:
         """Open the next attempt of a rollout."""
         attempt = await self._ledger.open_attempt(
-            request.tenant, request.rollout_id, request.request_id
+            request.tenant, request.rollout_id, request.request_id, _mode(request)
         )
         return pb.OpenAttemptResponse(attempt=attempt)
 
@@ -80,8 +82,15 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         context: _Unary[pb.FindPredecessorRequest, pb.FindPredecessorResponse],
     ) -> pb.FindPredecessorResponse:
         """Say what a request would continue."""
-        verdict = await self._ledger.find_predecessor(_key(request), request.chain)
-        return pb.FindPredecessorResponse(verdict=verdict)
+        return pb.FindPredecessorResponse(verdict=await self._ledger.find_predecessor(request))
+
+    async def GetCall(
+        self,
+        request: pb.GetCallRequest,
+        context: _Unary[pb.GetCallRequest, pb.GetCallResponse],
+    ) -> pb.GetCallResponse:
+        """Show one call."""
+        return await self._ledger.get_call(_key(request), request.call_id)
 
     async def CommitCalls(
         self,
@@ -151,18 +160,50 @@ class LedgerServicer(rpc.LedgerServiceServicer):
             return self._ledger.commit_record(context.tenant, entry.record)
         if which == "failure":
             return self._ledger.commit_failure(context.tenant, entry.failure)
-        raise malformed(entry.DESCRIPTOR.full_name, "entry: neither a record nor a failure")
+        if which == "withdrawal":
+            return self._ledger.commit_withdrawal(context.tenant, entry.withdrawal)
+        fault = "entry: neither a record, a failure nor a withdrawal"
+        raise malformed(entry.DESCRIPTOR.full_name, fault)
+
+
+class LedgerCareServicer(care_rpc.LedgerCareServiceServicer):
+    """Serves whoever looks after the ledger's store.
+
+    Args:
+        ledger: answers.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def ForgetAttempt(
+        self,
+        request: care_pb.ForgetAttemptRequest,
+        context: _Unary[care_pb.ForgetAttemptRequest, care_pb.ForgetAttemptResponse],
+    ) -> care_pb.ForgetAttemptResponse:
+        """Remove the log of a sealed attempt."""
+        return care_pb.ForgetAttemptResponse(event_count=await self._ledger.forget(_key(request)))
 
 
 _Keyed: TypeAlias = (
-    pb.FindPredecessorRequest
+    pb.GetCallRequest
     | pb.CloseAdmissionsRequest
     | pb.AwaitSettledRequest
     | pb.SealAttemptRequest
     | pb.GetManifestRequest
     | pb.HasRowsRequest
+    | care_pb.ForgetAttemptRequest
 )
 
 
 def _key(request: _Keyed) -> AttemptKey:
     return AttemptKey(request.tenant, request.capture_key)
+
+
+def _mode(request: pb.OpenAttemptRequest) -> attempt_pb2.CaptureMode.ValueType:
+    """Give the mode that is asked for; unspecified is chain mode, an unknown one is refused."""
+    if request.mode == attempt_pb2.CAPTURE_MODE_UNSPECIFIED:
+        return CHAIN
+    if request.mode not in {CHAIN, FOREST}:
+        raise malformed(request.DESCRIPTOR.full_name, f"mode: {request.mode} is not known")
+    return request.mode

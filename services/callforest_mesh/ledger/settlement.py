@@ -30,7 +30,7 @@ class SettlementWatch:
     def __init__(self, service: str, *, waits_max: int) -> None:
         self._service = service
         self._waits_max = waits_max
-        self._waiters: dict[AttemptKey, set[_Waiter]] = {}
+        self._waiters: dict[AttemptKey, dict[_Waiter, None]] = {}
         self._wait_count = 0
         self._ended = False
 
@@ -79,14 +79,14 @@ class SettlementWatch:
         # Registered before the look, so that nothing committed between the two is missed.
         waiter = _Waiter()
         self._wait_count += 1
-        self._waiters.setdefault(attempt, set()).add(waiter)
+        self._waiters.setdefault(attempt, {})[waiter] = None
         try:
             seen = await look()
             return seen.is_final or await self._woken(waiter, behind=seen.revision, wait_s=wait_s)
         finally:
             self._wait_count -= 1
             waiters = self._waiters[attempt]
-            waiters.discard(waiter)
+            del waiters[waiter]
             if not waiters:
                 del self._waiters[attempt]
 

@@ -1,9 +1,9 @@
 """The log of each attempt, in one LMDB environment.
 
 A key of `events` is 8 bytes of the tenant's hash, 16 of the capture key's, and the revision as a
-big-endian u64; its value is a serialized LedgerEvent. `rollouts` is a view that the log can
-rebuild: how many attempts a rollout has, and which one a request opened. Every function here runs
-inside a transaction that is not its own.
+big-endian u64; its value is a serialized LedgerEvent. `rollouts` says how many attempts a rollout
+has, which one a request opened (both could be rebuilt from the logs), and which were forgotten.
+Every function here runs inside a transaction that is not its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ _REVISION: Final = struct.Struct(">Q")
 _NUMBER: Final = struct.Struct(">I")
 _LATEST: Final = b"n"
 _REQUEST: Final = b"r"
+_FORGOTTEN: Final = b"f"
+TENANT_BYTES: Final = 8
+"""How much of a tenant's hash begins every key."""
+_NAME_BYTES: Final = 16
+ATTEMPT_PREFIX_BYTES: Final = TENANT_BYTES + _NAME_BYTES
+"""Length of what begins the keys of an attempt's events."""
 
 
 class LogReader(Protocol):
@@ -56,6 +62,10 @@ class LogReader(Protocol):
         """Give the number of the attempt that a request opened, or None."""
         ...
 
+    def was_forgotten(self, tenant: str, rollout_id: str, attempt_number: int) -> bool:
+        """Say whether the log of an attempt was removed."""
+        ...
+
 
 class LogWriter(LogReader, Protocol):
     """Reads and appends inside one transaction."""
@@ -72,6 +82,10 @@ class LogWriter(LogReader, Protocol):
             Refusal: STORE_FULL.
             RevisionConflictError: the log has another number of events.
         """
+        ...
+
+    def forget(self, opened: ledger_event_pb2.AttemptOpened) -> int:
+        """Remove an attempt's log, and keep that there was one; give how many events it had."""
         ...
 
 
@@ -149,34 +163,30 @@ class _LmdbReader:
         known = self._revisions.get(attempt)
         if known is None:
             # A damaged key is found where the log is folded: its number follows no other.
-            found = self._snapshot.last_key(_EVENTS, _attempt_prefix(attempt))
-            known = self._revisions[attempt] = 0 if found is None else _revision_of(found)
+            found = self._snapshot.last_key(_EVENTS, attempt_prefix(attempt))
+            known = self._revisions[attempt] = 0 if found is None else revision_of(found)
         return known
 
     def read(
         self, attempt: AttemptKey, *, after: int = 0, limit: int | None = None
     ) -> Iterator[tuple[int, ledger_event_pb2.LedgerEvent]]:
-        prefix = _attempt_prefix(attempt)
+        prefix = attempt_prefix(attempt)
         start = prefix + _REVISION.pack(after + 1)
         expected = after
         for key, value in self._snapshot.scan(_EVENTS, prefix, start, limit):
             expected += 1
-            if _revision_of(key) != expected:
+            if revision_of(key) != expected:
                 raise refusals.log_corrupt(f"{_EVENTS}/{key.hex()}", f"no event {expected}")
             yield expected, ledger_event_pb2.LedgerEvent.FromString(value)
 
     def latest_attempt(self, tenant: str, rollout_id: str) -> int | None:
-        return self._number(_rollout_prefix(tenant, rollout_id) + _LATEST)
+        return latest_attempt(self._snapshot, tenant, rollout_id)
 
     def attempt_opened_by(self, tenant: str, rollout_id: str, request_id: str) -> int | None:
-        return self._number(_request_key(tenant, rollout_id, request_id))
+        return _number(self._snapshot, _request_key(tenant, rollout_id, request_id))
 
-    def _number(self, key: bytes) -> int | None:
-        found = self._snapshot.get(_ROLLOUTS, key)
-        if found is None:
-            return None
-        number: int = _NUMBER.unpack(found)[0]
-        return number
+    def was_forgotten(self, tenant: str, rollout_id: str, attempt_number: int) -> bool:
+        return was_forgotten(self._snapshot, tenant, rollout_id, attempt_number)
 
 
 class _LmdbWriter(_LmdbReader):
@@ -193,13 +203,25 @@ class _LmdbWriter(_LmdbReader):
         found = self.revision(attempt)
         if found != expected_revision:
             raise RevisionConflictError(f"{found} events, not {expected_revision}")
-        prefix = _attempt_prefix(attempt)
+        prefix = attempt_prefix(attempt)
         for revision, event in enumerate(events, expected_revision + 1):
             key = prefix + _REVISION.pack(revision)
             self._txn.put(_EVENTS, key, event.SerializeToString())
             self._revisions[attempt] = revision
             if event.WhichOneof("event") == "attempt_opened":
                 self._index(event.attempt_opened)
+
+    def forget(self, opened: ledger_event_pb2.AttemptOpened) -> int:
+        attempt = AttemptKey(opened.tenant, opened.capture_key)
+        self._revisions.pop(attempt, None)
+        prefix = attempt_prefix(attempt)
+        keys = [key for key, _ in self._txn.scan(_EVENTS, prefix)]
+        for key in keys:
+            self._txn.delete(_EVENTS, key)
+        number = _NUMBER.pack(opened.attempt_number)
+        mark = _rollout_prefix(opened.tenant, opened.rollout_id) + _FORGOTTEN + number
+        self._txn.put(_ROLLOUTS, mark, number)
+        return len(keys)
 
     def _index(self, opened: ledger_event_pb2.AttemptOpened) -> None:
         number = _NUMBER.pack(opened.attempt_number)
@@ -214,18 +236,40 @@ def _hash(text: str, size: int) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:size]
 
 
-def _attempt_prefix(attempt: AttemptKey) -> bytes:
-    return _hash(attempt.tenant, 8) + _hash(attempt.capture_key, 16)
+def attempt_prefix(attempt: AttemptKey) -> bytes:
+    """Give what begins the keys of an attempt's events."""
+    return _hash(attempt.tenant, TENANT_BYTES) + _hash(attempt.capture_key, _NAME_BYTES)
+
+
+def latest_attempt(snapshot: ReadTxn, tenant: str, rollout_id: str) -> int | None:
+    """Give the number of a rollout's latest attempt, None when it has none."""
+    return _number(snapshot, _rollout_prefix(tenant, rollout_id) + _LATEST)
+
+
+def was_forgotten(snapshot: ReadTxn, tenant: str, rollout_id: str, attempt_number: int) -> bool:
+    """Say whether the log of an attempt was removed."""
+    number = _NUMBER.pack(attempt_number)
+    mark = _rollout_prefix(tenant, rollout_id) + _FORGOTTEN + number
+    return snapshot.get(_ROLLOUTS, mark) is not None
+
+
+def _number(snapshot: ReadTxn, key: bytes) -> int | None:
+    found = snapshot.get(_ROLLOUTS, key)
+    if found is None:
+        return None
+    number: int = _NUMBER.unpack(found)[0]
+    return number
 
 
 def _rollout_prefix(tenant: str, rollout_id: str) -> bytes:
-    return _hash(tenant, 8) + _hash(rollout_id, 16)
+    return _hash(tenant, TENANT_BYTES) + _hash(rollout_id, _NAME_BYTES)
 
 
 def _request_key(tenant: str, rollout_id: str, request_id: str) -> bytes:
-    return _rollout_prefix(tenant, rollout_id) + _REQUEST + _hash(request_id, 16)
+    return _rollout_prefix(tenant, rollout_id) + _REQUEST + _hash(request_id, _NAME_BYTES)
 
 
-def _revision_of(key: bytes) -> int:
+def revision_of(key: bytes) -> int:
+    """Give the revision that ends an event's key."""
     revision: int = _REVISION.unpack(key[-_REVISION.size :])[0]
     return revision

@@ -13,7 +13,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptView, LogError
+from callforest_mesh.ledger.attempt import AttemptKey, AttemptView, LogError, UnknownLogError
 from callforest_mesh.ledger.store import LogReader
 
 ATTEMPT_WEIGHT: Final = 8
@@ -78,6 +78,8 @@ class AttemptViews:
 def _fold(log: LogReader, attempt: AttemptKey) -> AttemptView | None:
     try:
         view = AttemptView.replay(event for _, event in log.read(attempt))
+    except UnknownLogError as error:
+        raise refusals.log_unknown(attempt.capture_key, str(error)) from error
     except (LogError, DecodeError) as error:
         raise refusals.log_corrupt(attempt.capture_key, str(error)) from error
     if view is None:

@@ -101,7 +101,7 @@ def check_call(message: staged_call_pb2.StagedCall) -> None:
     if call.identity.parent_call_id is None:
         if chain_hash_encoded(None, encoded) != call.chain_hash:
             raise _mismatch(call, "chain_hash")
-        if cumulative_hash_encoded([encoded]) != call.cumulative_hash:
+        if cumulative_hash_encoded(encoded) != call.cumulative_hash:
             raise _mismatch(call, "cumulative_hash")
     try:
         opening = digest_opening(call.identity.capture_key)

@@ -13,7 +13,7 @@ from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest.staging.v1 import staging_service_pb2_grpc as rpc
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
@@ -34,12 +34,14 @@ class StagingOptions:
         path: the store's directory, on a local file system.
         map_size_bytes: the most that the store's file grows to.
         quota_bytes: used bytes from which calls are refused; at most nine tenths of the map.
+        disk_reserve_bytes: free bytes of the file system below which calls are refused.
         store: the kind of store. Only durable ones are accepted, at start (LED-4).
     """
 
     path: Path
     map_size_bytes: int = 16 << 30
     quota_bytes: int = 12 << 30
+    disk_reserve_bytes: int = DISK_RESERVE_BYTES
     store: str = "lmdb"
 
 
@@ -104,6 +106,7 @@ class StagingService:
             map_size_bytes=options.map_size_bytes,
             databases=DATABASES,
             quota_bytes=options.quota_bytes,
+            disk_reserve_bytes=options.disk_reserve_bytes,
             on_fatal=self._on_fatal,
             name=self.name,
         )

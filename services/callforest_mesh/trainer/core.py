@@ -59,6 +59,8 @@ class AdvantageOptions:
         baseline: what a reward is compared with.
         normalise: divide by the spread, where there is one.
         masked_reward_policy: whether masked rollouts vote.
+        overlong_filtering: exclude every row of a rollout of which a generation was cut at its
+            limit of tokens (FOR-6); it then votes like a masked one.
         clip_low: lower bound after normalisation, None for none.
         clip_high: upper bound after normalisation, None for none.
     """
@@ -66,6 +68,7 @@ class AdvantageOptions:
     baseline: Baseline = Baseline.LEAVE_ONE_OUT
     normalise: bool = True
     masked_reward_policy: MaskedRewardPolicy = MaskedRewardPolicy.EXCLUDE
+    overlong_filtering: bool = False
     clip_low: float | None = None
     clip_high: float | None = None
 

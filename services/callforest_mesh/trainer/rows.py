@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,8 +93,8 @@ def gather_step(
         AdvantageRefusedError: a group cannot be scored.
     """
     trained = [batch for batch in batches if not batch.drop_reason]
-    advantages = advantages_by_rollout([_outcome(batch) for batch in trained], options)
-    rows = [row for batch in trained for row in _rows(batch, advantages)]
+    advantages = advantages_by_rollout([_outcome(batch, options) for batch in trained], options)
+    rows = [row for batch in trained for row in _rows(batch, advantages, options)]
     receipts = [receipt for batch in batches for receipt in batch.receipts]
     masked = [receipt for receipt in receipts if receipt.masked]
     masked_vote = options.masked_reward_policy is MaskedRewardPolicy.INCLUDE
@@ -102,7 +102,7 @@ def gather_step(
         receipt.reward
         for batch in trained
         for receipt in batch.receipts
-        if masked_vote or not receipt.masked
+        if masked_vote or _trains(receipt, options)
     ]
     heuristic = sum(batch.heuristic_fraction * len(batch.receipts) for batch in batches)
     return StepInput(
@@ -123,7 +123,12 @@ def _reason(receipt: receipt_pb2.Receipt) -> str:
     return receipt.mask_reason
 
 
-def _outcome(batch: group_batch_pb2.GroupBatch) -> GroupOutcome:
+def _trains(receipt: receipt_pb2.Receipt, options: AdvantageOptions) -> bool:
+    """Say whether a rollout has loss: all its rows or none (FOR-6)."""
+    return not receipt.masked and not (options.overlong_filtering and receipt.truncated)
+
+
+def _outcome(batch: group_batch_pb2.GroupBatch, options: AdvantageOptions) -> GroupOutcome:
     slots = [receipt.slot for receipt in batch.receipts]
     if slots != list(range(len(slots))):
         raise GroupDefectError(batch.group_id, f"its slots are {slots}")
@@ -131,16 +136,17 @@ def _outcome(batch: group_batch_pb2.GroupBatch) -> GroupOutcome:
         batch.group_id,
         len(slots),
         tuple(
-            RolloutOutcome(receipt.rollout_id, receipt.reward, valid=not receipt.masked)
+            RolloutOutcome(receipt.rollout_id, receipt.reward, valid=_trains(receipt, options))
             for receipt in batch.receipts
         ),
     )
 
 
-def _rows(batch: group_batch_pb2.GroupBatch, advantages: dict[str, float]) -> list[TrainingRow]:
+def _rows(
+    batch: group_batch_pb2.GroupBatch, advantages: dict[str, float], options: AdvantageOptions
+) -> list[TrainingRow]:
     """Make a group's rows, after checking that its owners are complete (FOR-5)."""
     owned: set[int] = set()
-    owners: set[int] = set()
     rows = []
     for row in batch.rows:
         owner = _owner(batch, row)
@@ -150,15 +156,48 @@ def _rows(batch: group_batch_pb2.GroupBatch, advantages: dict[str, float]) -> li
                 raise GroupDefectError(batch.group_id, f"row {row.row_id} owns loss it may not")
             if span.owns_loss:
                 owned.add(span.segment_index)
-        if owner is not None:
-            owners.add(owner.slot)
         advantage = advantages[owner.rollout_id] if trains and owner is not None else 0.0
-        rows.append(_whole_row(batch, row, owner, advantage, valid=trains))
+        made = _whole_row(batch, row, owner, advantage, valid=trains)
+        excluded = trains and owner is not None and not _trains(owner, options)
+        rows.append(replace(made, valid=False) if excluded else made)
     if owned != set(range(len(batch.segments))):
         raise GroupDefectError(batch.group_id, "a segment's loss has no owner")
-    if len(owners) != len(batch.receipts):
-        raise GroupDefectError(batch.group_id, "a rollout has no row")
+    _check_names(batch)
+    _check_owned(batch)
     return rows
+
+
+def _check_names(batch: group_batch_pb2.GroupBatch) -> None:
+    """Hold the rows' ids against what they must be: every slot, segment and padding once."""
+    segments: Counter[int] = Counter()
+    paddings = 0
+    for row in batch.rows:
+        if row.HasField("slot"):
+            expected = f"{batch.group_id}_g{row.slot}_s{segments[row.slot]}"
+            segments[row.slot] += 1
+        else:
+            expected = f"{batch.group_id}_pad{paddings}"
+            paddings += 1
+        if row.row_id != expected:
+            raise GroupDefectError(batch.group_id, f"row {row.row_id} stands where {expected} does")
+    if set(segments) != set(range(len(batch.receipts))):
+        raise GroupDefectError(batch.group_id, "a rollout has no row")
+
+
+def _check_owned(batch: group_batch_pb2.GroupBatch) -> None:
+    """Refuse rollouts whose rows do not own every selected call, and no other (FOR-3, FOR-5)."""
+    owned: dict[int, list[str]] = {}
+    for row in batch.rows:
+        for span in row.spans:
+            if span.owns_loss:
+                call = batch.segments[span.segment_index]
+                owned.setdefault(row.slot, []).append(call.call_id)
+    for receipt in batch.receipts:
+        selected = [call.call_id for call in receipt.calls if call.selected]
+        if sorted(owned.get(receipt.slot, [])) != sorted(selected):
+            raise GroupDefectError(
+                batch.group_id, f"the rows of {receipt.rollout_id} do not own what it selects"
+            )
 
 
 def _owner(

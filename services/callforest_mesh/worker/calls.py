@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from callforest.capture.v1 import capture_admission_pb2, item_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as staging_pb
 from callforest.worker.v1 import worker_service_pb2 as pb
+from callforest_client.capture_decision import decision_to_proto
 from callforest_client.codec import coords_of, staged_call_to_proto
 from callforest_client.errors import CallforestError, reason_name
 from callforest_client.staging import StagingClient
+from callforest_core.custody.capture_input import CaptureDecision
 from callforest_core.custody.errors import CaptureError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import item_late, overloaded
@@ -30,10 +34,13 @@ from callforest_mesh.worker.engine import (
     EngineRequest,
     EngineResult,
     EngineUnavailableError,
+    PrefixEvidence,
 )
 from callforest_mesh.worker.generation_span import CaptureMeasures, generation_span
 from callforest_mesh.worker.options import WorkerOptions
 from callforest_mesh.worker.prefixes import Prefixes
+
+_Answer = TypeVar("_Answer")
 
 _LOG = logging.getLogger("callforest")
 _MARGIN_S = 0.5
@@ -88,15 +95,37 @@ class Calls:
         """Generate one call; capture it when it was admitted.
 
         Raises:
-            Refusal: REQUEST_REFUSED, ENGINE_UNAVAILABLE, OVERLOADED or ITEM_DEADLINE; nothing was
-                staged.
+            Refusal: REQUEST_REFUSED, CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED,
+                ENGINE_UNAVAILABLE, OVERLOADED or ITEM_DEADLINE; nothing was staged.
         """
+        return await self._run(self._generate, context, call)
+
+    async def measure(
+        self, context: item_pb2.ItemContext, call: pb.GenerateCall
+    ) -> pb.MeasuredCall:
+        """Count the tokens of the prompt that the call would have, and leave no trace of it.
+
+        A predecessor whose tokens cannot be had counts as in a call: the plain rendering would be
+        served, so that is counted, and there is no decision.
+
+        Raises:
+            Refusal: as `generate`.
+        """
+        return await self._run(self._measure, context, call)
+
+    async def _run(
+        self,
+        work: Callable[[_Ask], Awaitable[_Answer]],
+        context: item_pb2.ItemContext,
+        call: pb.GenerateCall,
+    ) -> _Answer:
+        """Do the work of a call, within the bound of what runs at once."""
         if self._running >= self._options.running_max:
             raise overloaded("running_calls", self._options.running_max)
-        admission = _admission_of(call)
+        ask = self._ask_of(context, call)
         self._running += 1
         try:
-            return await self._generate(context, call, admission)
+            return await work(ask)
         finally:
             self._running -= 1
 
@@ -105,36 +134,48 @@ class Calls:
         if self._stagings:
             await asyncio.wait(self._stagings, timeout=self._options.stage_timeout_s + _MARGIN_S)
 
-    async def _generate(
-        self,
-        context: item_pb2.ItemContext,
-        call: pb.GenerateCall,
-        admission: capture_admission_pb2.CaptureAdmission | None,
-    ) -> pb.GeneratedCall:
+    def _ask_of(self, context: item_pb2.ItemContext, call: pb.GenerateCall) -> _Ask:
+        admission = _admission_of(call)
+        evidence = core.evidence_of(admission) if admission else None
+        now = asyncio.get_running_loop().time()
+        return _Ask(context, call, admission, evidence, self._schedule(context.timeout_ms, now))
+
+    async def _generate(self, ask: _Ask) -> pb.GeneratedCall:
         loop = asyncio.get_running_loop()
-        schedule = self._schedule(context.timeout_ms, loop.time())
-        prefix: core.Sequence | None = None
-        fault: CaptureError | None = None
-        if admission is not None and admission.WhichOneof("position") == "continuation":
-            try:
-                prefix = await self._prefixes.resolve(context, admission)
-            except CaptureError as error:
-                fault = error
+        prefix, fault = await self._resolve(ask)
         begun = loop.time()
-        with generation_span(self._tracer, context.traceparent, call.chat_request) as span:
-            result = await self._run_engine(call, prefix, schedule)
+        with generation_span(self._tracer, ask.context.traceparent, ask.call.chat_request) as span:
+            result = await self._run_engine(ask, prefix, self._engine.generate)
             span.describe_result(result)
         self._measures.count(result)
         generated = pb.GeneratedCall(
             chat_response=result.response,
             completion=core.completion_of(result),
             generation_us=int((loop.time() - begun) * 1e6),
+            decision=ask.decision(result.decision),
         )
-        self._count_versions(call, result)
-        if admission is not None:
-            capture = _Capture(context, admission, prefix, fault, result, schedule)
+        self._count_versions(ask.call, result)
+        if ask.admission is not None:
+            capture = _Capture(ask.context, ask.admission, prefix, fault, result, ask.schedule)
             await self._capture(capture, generated)
         return generated
+
+    async def _measure(self, ask: _Ask) -> pb.MeasuredCall:
+        prefix, _ = await self._resolve(ask)
+        measure = await self._run_engine(ask, prefix, self._engine.measure)
+        return pb.MeasuredCall(
+            prompt_token_count=measure.prompt_token_count,
+            decision=ask.decision(measure.decision),
+        )
+
+    async def _resolve(self, ask: _Ask) -> tuple[core.Sequence | None, CaptureError | None]:
+        """Get the predecessor's tokens, or the reason why they cannot be had; neither of a root."""
+        if ask.admission is None or not core.continues(ask.admission):
+            return None, None
+        try:
+            return await self._prefixes.resolve(ask.context, ask.admission), None
+        except CaptureError as error:
+            return None, error
 
     def _schedule(self, timeout_ms: int, now: float) -> _Schedule:
         timeout_s = timeout_ms / 1000
@@ -143,17 +184,29 @@ class Calls:
         return _Schedule(timeout_ms, end - budget_s, end - min(_MARGIN_S, budget_s / 3))
 
     async def _run_engine(
-        self, call: pb.GenerateCall, prefix: core.Sequence | None, schedule: _Schedule
-    ) -> EngineResult:
+        self,
+        ask: _Ask,
+        prefix: core.Sequence | None,
+        work: Callable[[EngineRequest], Awaitable[_Answer]],
+    ) -> _Answer:
+        """Have the engine do its part, in time.
+
+        The configuration is compared here, with nothing awaited until the request is on its way:
+        an engine that starts anew in between fails the request.
+        """
+        call, schedule = ask.call, ask.schedule
         request = EngineRequest(
             call_id=call.call_id,
             created=call.create_time.seconds,
             body=call.chat_request,
             prefix=prefix.token_ids if prefix else None,
+            evidence=ask.evidence if prefix else None,
         )
         try:
+            actual = self._engine.describe().configuration_digest
+            core.require_configuration(call.capture_key, call.configuration_digest, actual)
             async with asyncio.timeout_at(schedule.generated):
-                return await self._engine.generate(request)
+                return await work(request)
         except TimeoutError:
             raise item_late(schedule.timeout_ms) from None
         except EngineRefusalError as error:
@@ -248,6 +301,26 @@ class Calls:
         self._stagings.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.info("staging ended with %s", error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ask:
+    """A call that was taken: what is asked, what may be captured of it, and until when."""
+
+    context: item_pb2.ItemContext
+    call: pb.GenerateCall
+    admission: capture_admission_pb2.CaptureAdmission | None
+    evidence: PrefixEvidence | None
+    schedule: _Schedule
+
+    def decision(
+        self, made: CaptureDecision | None
+    ) -> capture_admission_pb2.CaptureDecision | None:
+        """Give the decision to report, the engine's being given."""
+        if self.admission is None:
+            return None
+        decision = core.decision_of(self.admission, made)
+        return decision_to_proto(decision) if decision else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,14 +14,22 @@ from typing import Final
 import numpy as np
 
 from callforest.capture.v1 import capture_admission_pb2, completion_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_client.capture_decision import match_from_proto
 from callforest_core.custody.call import CallIdentity, StagedCall
+from callforest_core.custody.capture_input import CaptureDecision, require_proof
 from callforest_core.custody.completion import complete_path
 from callforest_core.custody.digests import chain_hash
-from callforest_core.custody.errors import CaptureError, CountMismatchError
+from callforest_core.custody.errors import (
+    CandidateWithoutProofError,
+    CaptureError,
+    CountMismatchError,
+)
 from callforest_core.custody.extras import ExtrasValue, encode_extras
 from callforest_core.custody.path import EMPTY_PATH, TokenPath
 from callforest_core.custody.tokens import TokenIds
-from callforest_mesh.worker.engine import EngineResult
+from callforest_core.refusal import Refusal
+from callforest_mesh.worker.engine import EngineResult, PrefixEvidence
 
 PREFIX_UNAVAILABLE: Final = "prefix_unavailable"
 PREFIX_MISMATCH: Final = "prefix_mismatch"
@@ -82,6 +90,72 @@ def admitted(sequence: Sequence, continuation: capture_admission_pb2.Continuatio
     )
 
 
+def continues(admission: capture_admission_pb2.CaptureAdmission) -> bool:
+    """Say whether the call was admitted behind a predecessor."""
+    return admission.WhichOneof("position") == "continuation"
+
+
+def evidence_of(admission: capture_admission_pb2.CaptureAdmission) -> PrefixEvidence | None:
+    """Give what is known of the predecessor in forest mode; None in chain mode and for a root.
+
+    Raises:
+        Refusal: CANDIDATE_WITHOUT_PROOF; nothing may be generated (ADM-4).
+    """
+    if not (admission.is_forest and continues(admission)):
+        return None
+    match = match_from_proto(admission.continuation.match)
+    try:
+        require_proof(match)
+    except CandidateWithoutProofError as error:
+        raise Refusal(
+            er.ERROR_REASON_CANDIDATE_WITHOUT_PROOF,
+            "the continuation does not say in which sense the histories match; admission and "
+            "worker must be of paired releases",
+            capture_key=admission.capture_key,
+            call_id=admission.call_id,
+        ) from error
+    return PrefixEvidence(match, admission.continuation.parent_chain_hash)
+
+
+def require_configuration(capture_key: str, expected: bytes, actual: bytes) -> None:
+    """Refuse a call whose attempt is bound to another configuration than the engine's (CAP-11).
+
+    Args:
+        capture_key: names the attempt.
+        expected: the digest that the attempt is bound to; empty when it is not.
+        actual: the engine's.
+
+    Raises:
+        Refusal: CONFIGURATION_CHANGED; nothing may be generated.
+    """
+    if expected and expected != actual:
+        raise Refusal(
+            er.ERROR_REASON_CONFIGURATION_CHANGED,
+            "model, template or processor are not those with which the attempt began; open another",
+            capture_key=capture_key,
+            expected=expected.hex(),
+            actual=actual.hex(),
+        )
+
+
+def decision_of(
+    admission: capture_admission_pb2.CaptureAdmission, made: CaptureDecision | None
+) -> CaptureDecision | None:
+    """Give the decision to report of a call.
+
+    Args:
+        admission: what may be captured of it.
+        made: the engine's decision; None when it had none to make.
+
+    Returns:
+        A root's own in forest mode; None in chain mode, and for a continuation whose prefix did not
+        reach the engine.
+    """
+    if not admission.is_forest:
+        return None
+    return made if continues(admission) else CaptureDecision(is_spliced=False)
+
+
 def extend(base: Sequence | None, deltas: Iterable[TokenIds]) -> Sequence:
     """Put deltas behind a sequence (or at a root), hashing each onto the chain.
 
@@ -122,13 +196,12 @@ def capture(
         raise EmptyGenerationError
     if result.prefix_refused:
         raise PrefixRefusedError(result.prefix_refused)
-    continues = admission.WhichOneof("position") == "continuation"
+    inherits = continues(admission)
+    if _is_fresh_root(admission, result):
+        prefix, inherits = None, False
+    parent = admission.continuation.parent_call_id if inherits else None
     staged, path = complete_path(
-        CallIdentity(
-            admission.capture_key,
-            admission.call_id,
-            admission.continuation.parent_call_id if continues else None,
-        ),
+        CallIdentity(admission.capture_key, admission.call_id, parent),
         prefix=prefix.path if prefix else None,
         parent_chain_hash=prefix.chain_hash if prefix else None,
         prompt_ids=result.prompt_ids,
@@ -139,6 +212,19 @@ def capture(
         reported_generation_len=result.reported_completion_tokens,
     )
     return staged, Sequence(path, staged.chain_hash)
+
+
+def _is_fresh_root(admission: capture_admission_pb2.CaptureAdmission, result: EngineResult) -> bool:
+    """Say whether an admitted continuation became a context of its own.
+
+    Raises:
+        PrefixRefusedError: the engine left open what became of the prefix.
+    """
+    if evidence_of(admission) is None:
+        return False
+    if result.decision is None:
+        raise PrefixRefusedError("the engine did not say what became of the prefix")
+    return not result.decision.is_spliced
 
 
 def completion_of(result: EngineResult) -> completion_pb2.Completion:

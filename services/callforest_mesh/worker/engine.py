@@ -12,6 +12,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from callforest_core.custody.capture_input import CaptureDecision, HistoryMatch
+
 TokenIds: TypeAlias = NDArray[np.uint32]
 Logprobs: TypeAlias = NDArray[np.float32]
 Scalar: TypeAlias = bool | int | float | str | None
@@ -42,6 +44,19 @@ class WeightVersionSpan:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixEvidence:
+    """What is known of a prefix in forest mode, where the engine itself decides about it.
+
+    Attributes:
+        match: in which sense the request's history is that of the prefix.
+        chain_hash: of the prefix, 32 bytes.
+    """
+
+    match: HistoryMatch
+    chain_hash: bytes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRequest:
     """One generation.
@@ -52,12 +67,14 @@ class EngineRequest:
         body: a Chat Completions request as JSON bytes (never streamed, one choice).
         prefix: the exact tokens of the parent call (its prompt and its generation), which must
             replace the re-rendered history; None for a root.
+        evidence: of the prefix in forest mode; None in chain mode, and for a root.
     """
 
     call_id: str
     created: int
     body: bytes
     prefix: TokenIds | None = None
+    evidence: PrefixEvidence | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +94,9 @@ class EngineResult:
         sampling: the effective sampling parameters.
         logprobs_mode: for instance "raw_logprobs" (before temperature and truncation).
         prefix_refused: why the prefix could not be placed; then the prompt is the plain rendering
-            and the call must not be captured as a continuation. "" when it was placed or absent.
+            and the call must not be captured as a continuation. "" when it was placed or absent,
+            and in forest mode.
+        decision: what became of a prefix that came with evidence; None without it.
     """
 
     prompt_ids: TokenIds
@@ -91,6 +110,20 @@ class EngineResult:
     sampling: dict[str, Scalar] = field(default_factory=dict)
     logprobs_mode: str = "raw_logprobs"
     prefix_refused: str = ""
+    decision: CaptureDecision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMeasure:
+    """The prompt that a generation would have.
+
+    Attributes:
+        prompt_token_count: tokens that the model would see, after the splice.
+        decision: what would become of a prefix that came with evidence; None without it.
+    """
+
+    prompt_token_count: int
+    decision: CaptureDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +135,8 @@ class EngineDescription:
         model: name under which the model is served.
         context_token_count: most tokens a prompt and its generation may have together.
         weight_version: version of the weights that serve now.
-        configuration_digest: 32 bytes over model, template and tokenizer; fixed for an attempt.
+        configuration_digest: 32 bytes over model, template, tokenizer, processor and the engine's
+            own defaults of rendering; fixed for an attempt.
     """
 
     engine: str
@@ -133,6 +167,15 @@ class Engine(Protocol):
         Raises:
             EngineRefusalError: the request is malformed; nothing was generated.
             EngineUnavailableError: the engine is not there; nothing was generated.
+        """
+        ...
+
+    async def measure(self, request: EngineRequest) -> EngineMeasure:
+        """Prepare the prompt of a generation, count its tokens, and leave no trace.
+
+        Raises:
+            EngineRefusalError: the generation would be refused.
+            EngineUnavailableError: the engine is not there.
         """
         ...
 

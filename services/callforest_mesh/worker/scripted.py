@@ -16,11 +16,20 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
+from callforest_core.custody.capture_input import (
+    Candidate,
+    CaptureDecision,
+    HistoryMatch,
+    Rendering,
+    decide_capture_input,
+)
 from callforest_core.custody.errors import SpliceRefusedError
+from callforest_core.custody.reasoning import ReasoningReader
 from callforest_core.custody.splice import splice_prefix
 from callforest_mesh.worker.chat_text import ByteVocabulary, ChatMlTemplate, Message
 from callforest_mesh.worker.engine import (
     EngineDescription,
+    EngineMeasure,
     EngineRefusalError,
     EngineRequest,
     EngineResult,
@@ -31,6 +40,7 @@ from callforest_mesh.worker.engine import (
     WeightVersionSpan,
 )
 from callforest_mesh.worker.scripted_body import ScriptedBody, read_scripted_body, write_completion
+from callforest_mesh.worker.spelling import spellings_of
 
 _RECORDED_MAX: Final = 4096
 _PROMPTS_MAX: Final = 256
@@ -91,6 +101,15 @@ class RecordedPrompt:
 
     call_id: str
     token_ids: TokenIds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prompt:
+    """A prompt, and what became of the prefix that was to head it."""
+
+    token_ids: TokenIds
+    prefix_refused: str = ""
+    decision: CaptureDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +179,8 @@ class ScriptedEngine:
     def describe(self) -> EngineDescription:
         """Describe the engine; see `Engine.describe`."""
         self._require_running()
-        form = f"{self.vocabulary!r} {self.template!r}".encode()
+        # What a vocabulary or a template is must show in its repr, as it does in a dataclass's.
+        form = f"{self.options.model} {self.vocabulary!r} {self.template!r}".encode()
         return EngineDescription(
             engine="scripted",
             model=self.options.model,
@@ -180,24 +200,24 @@ class ScriptedEngine:
         """Answer by the script; see `Engine.generate`."""
         self._require_running()
         body = read_scripted_body(request.body)
-        prompt, refused = self._prompt(body, request.prefix)
-        if len(prompt) >= self.options.context_token_count:
-            raise EngineRefusalError(
-                f"This model's maximum context length is {self.options.context_token_count} "
-                f"tokens. However, your messages resulted in {len(prompt)} tokens.",
-                parameter="messages",
-            )
+        prompt = self._prompt(body, request)
         begun = self._version
         ordinal, self._ordinal = self._ordinal, self._ordinal + 1
-        self.prompts.append(RecordedPrompt(request.call_id, prompt))
+        self.prompts.append(RecordedPrompt(request.call_id, prompt.token_ids))
         try:
             await self._wait(request.call_id)
         except asyncio.CancelledError:
             self.cancelled_call_ids.append(request.call_id)
             raise
         self._require_running()
-        turn = self._turn(prompt, request.call_id, ordinal, body)
-        return self._result(request, body, prompt, refused, turn, begun)
+        turn = self._turn(prompt.token_ids, request.call_id, ordinal, body)
+        return self._result(request, body, prompt, turn, begun)
+
+    async def measure(self, request: EngineRequest) -> EngineMeasure:
+        """Prepare the prompt and count it; see `Engine.measure`."""
+        self._require_running()
+        prompt = self._prompt(read_scripted_body(request.body), request)
+        return EngineMeasure(len(prompt.token_ids), prompt.decision)
 
     def _require_running(self) -> None:
         if not self._running:
@@ -210,20 +230,54 @@ class ScriptedEngine:
         if longest > 0:
             await asyncio.sleep(self._latencies.uniform(shortest, longest))
 
-    def _prompt(self, body: ScriptedBody, prefix: TokenIds | None) -> tuple[TokenIds, str]:
-        """Render, and put the prefix in the history's place; say why if that cannot be done."""
+    def _prompt(self, body: ScriptedBody, request: EngineRequest) -> _Prompt:
+        """Render, and put the prefix in the history's place; say why if that cannot be done.
+
+        Raises:
+            EngineRefusalError: the prompt leaves no room for a generation.
+        """
+        prompt = self._placed(body, request)
+        if len(prompt.token_ids) >= self.options.context_token_count:
+            raise EngineRefusalError(
+                f"This model's maximum context length is {self.options.context_token_count} "
+                f"tokens. However, your messages resulted in {len(prompt.token_ids)} tokens.",
+                parameter="messages",
+            )
+        return prompt
+
+    def _placed(self, body: ScriptedBody, request: EngineRequest) -> _Prompt:
         rendered = self.template.render(body.messages, add_generation_prompt=True)
+        prefix, evidence = request.prefix, request.evidence
         if prefix is None or not len(prefix):
-            return rendered, ""
-        history = body.history
-        if not history:
-            return rendered, "no_assistant_message"
-        history_render = self.template.render(history, add_generation_prompt=False)
+            return _Prompt(rendered)
+        history = self._render_history(body.history)
+        terminators = self.template.terminators
+        if evidence is not None:
+            asked = evidence.match is HistoryMatch.TOOL_CONTENT_EQUIVALENT
+            spelled = spellings_of(body.history) if asked else []
+            decided = decide_capture_input(
+                Candidate(prefix, evidence.chain_hash, evidence.match),
+                Rendering(rendered, history, tuple(map(self._render_spelling, spelled))),
+                terminators,
+                ReasoningReader(self.vocabulary.decode),
+            )
+            return _Prompt(decided.token_ids, decision=decided.decision)
+        if history is None:
+            return _Prompt(rendered, "no_assistant_message")
         try:
-            splice = splice_prefix(prefix, rendered, history_render, self.template.terminators)
+            splice = splice_prefix(prefix, rendered, history, terminators)
         except SpliceRefusedError as refusal:
-            return rendered, refusal.reason
-        return splice.token_ids, ""
+            return _Prompt(rendered, refusal.reason)
+        return _Prompt(splice.token_ids)
+
+    def _render_history(self, history: Sequence[Message]) -> TokenIds | None:
+        return self.template.render(history, add_generation_prompt=False) if history else None
+
+    def _render_spelling(self, history: Sequence[Message]) -> TokenIds | None:
+        try:
+            return self._render_history(history)
+        except EngineRefusalError:  # the template cannot read this spelling
+            return None
 
     def _turn(
         self, prompt: TokenIds, call_id: str, ordinal: int, body: ScriptedBody
@@ -246,8 +300,7 @@ class ScriptedEngine:
         self,
         request: EngineRequest,
         body: ScriptedBody,
-        prompt: TokenIds,
-        refused: str,
+        prompt: _Prompt,
         turn: ScriptedTurn,
         begun: int,
     ) -> EngineResult:
@@ -262,11 +315,11 @@ class ScriptedEngine:
             model=self.options.model,
             message=message,
             finish_reason=turn.finish_reason,
-            token_counts=(len(prompt), count),
+            token_counts=(len(prompt.token_ids), count),
             token_logprobs=self._scored(token_ids, logprobs) if body.logprobs else None,
         )
         return EngineResult(
-            prompt_ids=prompt,
+            prompt_ids=prompt.token_ids,
             generated_ids=token_ids,
             logprobs=logprobs,
             response=response,
@@ -276,7 +329,8 @@ class ScriptedEngine:
             weight_version_spans=_spans(len(token_ids), begun, self._version),
             sampling=_sampling(body),
             logprobs_mode=self.options.logprobs_mode,
-            prefix_refused=refused,
+            prefix_refused=prompt.prefix_refused,
+            decision=prompt.decision,
         )
 
     def _scored(self, token_ids: TokenIds, logprobs: Logprobs) -> list[tuple[str, float]]:

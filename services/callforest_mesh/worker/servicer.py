@@ -9,8 +9,8 @@ import grpc.aio
 
 from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest.worker.v1 import worker_service_pb2_grpc as rpc
-from callforest_client.streams import GENERATE
-from callforest_mesh.chassis.call_attributes import generate_attributes
+from callforest_client.streams import GENERATE, MEASURE
+from callforest_mesh.chassis.call_attributes import generate_attributes, measure_attributes
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.worker.calls import Calls, engine_away
@@ -48,6 +48,14 @@ class WorkerServicer(rpc.WorkerServiceServicer):
             telemetry=telemetry,
             describe=generate_attributes,
         )
+        self._measure = ItemServer(
+            MEASURE,
+            calls.measure,
+            service="worker",
+            drain=drain,
+            telemetry=telemetry,
+            describe=measure_attributes,
+        )
         measure_engine(telemetry.metrics, engine)
 
     async def Generate(
@@ -60,6 +68,17 @@ class WorkerServicer(rpc.WorkerServiceServicer):
         """Generate calls."""
         async for response in self._generate.serve(request_iterator):
             yield cast("pb.GenerateResponse", response)
+
+    async def Measure(
+        self,
+        request_iterator: AsyncIterator[pb.MeasureRequest],
+        context: grpc.aio.ServicerContext[
+            AsyncIterator[pb.MeasureRequest], AsyncIterator[pb.MeasureResponse]
+        ],
+    ) -> AsyncIterator[pb.MeasureResponse]:
+        """Measure calls."""
+        async for response in self._measure.serve(request_iterator):
+            yield cast("pb.MeasureResponse", response)
 
     async def Describe(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.lmdb_store import LmdbStore, WriteTxn
+from callforest_mesh.chassis.store_walk import walk
 from tests.unit.chassis.stores import (
     MAP_BYTES,
     HeldStore,
@@ -19,6 +21,10 @@ from tests.unit.chassis.stores import (
     make,
     putting,
 )
+
+
+def deleting(key: bytes) -> Callable[[WriteTxn], bool]:
+    return lambda txn: txn.delete("calls", key)
 
 
 async def fill(store: LmdbStore, size: int = 100_000) -> Refusal:
@@ -117,4 +123,139 @@ async def test_slots_of_dead_readers_are_freed(
     async with asyncio.timeout(20):
         while not store.statistics().stale_readers:
             await store.write(putting(b"a", b"x"))
+    await store.close()
+
+
+@pytest.mark.requirement("OPS-3")
+async def test_a_write_that_the_disk_cannot_hold_is_refused_and_deletes_go_on(
+    opened: Opener,
+) -> None:
+    class Small(LmdbStore):
+        def _free_bytes(self) -> int:
+            return (1 << 20) + 5000
+
+    async with opened(kind=Small, disk_reserve_bytes=1 << 20) as store:
+        await store.write(putting(b"small", bytes(1000)))
+        with pytest.raises(Refusal, match="disk is almost full") as refused:
+            await store.write(putting(b"large", bytes(6000)))
+        assert refused.value.reason == er.ERROR_REASON_STORE_FULL
+        assert refused.value.retry_after_ms is not None
+        assert refused.value.facts["free_bytes"] == str((1 << 20) + 5000)
+        assert store.read(getting(b"small")) == bytes(1000)
+        assert await store.write(lambda txn: txn.delete("calls", b"small"), reserve=True)
+        assert store.statistics().disk_free_bytes == (1 << 20) + 5000
+
+
+@pytest.mark.requirement("OPS-3")
+async def test_slots_of_dead_readers_are_freed_at_the_opening(tmp_path: Path) -> None:
+    store = make(tmp_path / "store")
+    reader = (
+        "import lmdb, sys, os, signal\n"
+        "env = lmdb.open(sys.argv[1], max_dbs=3, readonly=True)\n"
+        "txn = env.begin()\n"
+        "print('reading', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipe = asyncio.subprocess.PIPE
+    reading = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", reader, str(tmp_path / "store"), stdin=pipe, stdout=pipe
+    )
+    assert reading.stdout is not None
+    assert await asyncio.wait_for(reading.stdout.readline(), 60) == b"reading\n"
+    # A second reader keeps the table of readers from being made anew by the next opener.
+    keeping = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", reader, str(tmp_path / "store"), stdin=pipe, stdout=pipe
+    )
+    assert keeping.stdout is not None
+    assert await asyncio.wait_for(keeping.stdout.readline(), 60) == b"reading\n"
+    await store.close()
+    reading.kill()
+    assert await asyncio.wait_for(reading.wait(), 60) == -signal.SIGKILL
+    store = make(tmp_path / "store")
+    assert store.statistics().stale_readers == 1
+    await store.close()
+    keeping.kill()
+    await asyncio.wait_for(keeping.wait(), 60)
+
+
+@pytest.mark.requirement("OPS-3")
+async def test_a_snapshot_is_not_read_for_ever(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as store:
+        await store.write(putting(b"a", b"x"))
+        monkeypatch.setattr("callforest_mesh.chassis.lmdb_store.READ_S", -1.0)
+        with pytest.raises(Refusal) as refused:
+            store.read(getting(b"a"))
+        assert refused.value.reason == er.ERROR_REASON_OVERLOADED
+        assert refused.value.facts["limit"] == "store_read_s"
+        assert await store.write(lambda txn: txn.get("calls", b"a")) == b"x"
+
+
+@pytest.mark.requirement("OPS-3")
+@pytest.mark.parametrize("cut", [1, 4096, 40_960, 400_000])
+async def test_a_file_that_lost_its_end_is_not_opened(tmp_path: Path, cut: int) -> None:
+    store = make(tmp_path / "store")
+    for number in range(8):
+        await store.write(putting(b"%d" % number, bytes(100_000)))
+    await store.close()
+    file = tmp_path / "store" / "data.mdb"
+    with file.open("r+b") as content:
+        content.truncate(file.stat().st_size - cut)
+    with pytest.raises(Refusal, match="lacks") as refused:
+        make(tmp_path / "store")
+    assert refused.value.reason == er.ERROR_REASON_STORE_CORRUPT
+    assert refused.value.facts["store"] == "test"
+    assert refused.value.facts["key"]
+
+
+@pytest.mark.requirement("OPS-3")
+async def test_a_file_that_lost_only_free_pages_is_whole(tmp_path: Path) -> None:
+    store = make(tmp_path / "store")
+    await store.write(putting(b"a", bytes(100_000)))
+    for number in range(4):
+        await store.write(putting(b"b%d" % number, bytes(100_000)))
+    for number in range(4):
+        await store.write(deleting(b"b%d" % number), reserve=True)
+    await store.close()
+    file = tmp_path / "store" / "data.mdb"
+    with file.open("r+b") as content:
+        content.truncate(file.stat().st_size - 10 * 4096)
+    assert walk(tmp_path / "store") == []
+    store = make(tmp_path / "store")
+    assert store.read(getting(b"a")) == bytes(100_000)
+    await store.write(putting(b"c", bytes(1_000_000)))
+    await store.close()
+
+
+@pytest.mark.requirement("OPS-3")
+async def test_a_file_whose_head_is_damaged_is_not_opened(tmp_path: Path) -> None:
+    store = make(tmp_path / "store")
+    await store.close()
+    file = tmp_path / "store" / "data.mdb"
+    file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(Refusal, match="no store") as refused:
+        make(tmp_path / "store")
+    assert refused.value.facts == {"store": "test", "key": "data.mdb"}
+
+
+@pytest.mark.requirement("OPS-3")
+@pytest.mark.parametrize("loss", ["emptied", "removed"])
+async def test_a_file_that_is_gone_is_no_new_store(tmp_path: Path, loss: str) -> None:
+    store = make(tmp_path / "store")
+    await store.write(putting(b"a", b"x"))
+    await store.close()
+    file = tmp_path / "store" / "data.mdb"
+    if loss == "emptied":
+        file.write_bytes(b"")
+    else:
+        file.unlink()
+    with pytest.raises(Refusal, match="empty or gone") as refused:
+        make(tmp_path / "store")
+    assert refused.value.facts == {"store": "test", "key": "data.mdb"}
+    # A directory whose store was never whole is as good as none.
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "data.mdb").write_bytes(b"")
+    store = make(tmp_path / "new")
+    await store.write(putting(b"a", b"x"))
     await store.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from callforest_core.custody.call import CallIdentity, ExactCall, StagedCall
@@ -15,12 +15,16 @@ from callforest_core.custody.digests import (
     CallHeader,
     DigestInputError,
     FormatVersions,
+    canonical_call_digest,
     chain_hash,
     cumulative_hash,
+    cumulative_hash_encoded,
+    digest_opening,
     exact_call_digest,
 )
 from callforest_core.custody.extras import EMPTY_EXTRAS_DIGEST
 from callforest_core.custody.routes import RouteSpan, classify_route_span
+from callforest_core.custody.tokens import encode_floats, encode_ids
 from tests.unit.custody.chains import branching
 
 WIDE_IDS = st.lists(st.integers(0, 2**64 - 1), max_size=8)
@@ -43,6 +47,13 @@ def lp(value: bytes) -> bytes:
 def test_cumulative_hash_layout(values: list[int]) -> None:
     layout = b"nemo-gym-staging-prefix-v2" + tok(values)
     assert cumulative_hash(np.array(values, np.uint64)) == hashlib.sha256(layout).digest()
+
+
+@given(WIDE_IDS, WIDE_IDS)
+def test_pieces_hash_as_their_whole(first: list[int], second: list[int]) -> None:
+    pieces = [encode_ids(np.array(values, np.uint64)) for values in (first, second)]
+    whole = cumulative_hash(np.array(first + second, np.uint64))
+    assert cumulative_hash_encoded(*pieces) == whole
 
 
 @given(WIDE_IDS, st.none() | st.just(HASH))
@@ -194,3 +205,40 @@ def test_staging_key_names_attempt_and_call() -> None:
 )
 def test_route_spans(carry: int, generation: int, rows: int, span: RouteSpan) -> None:
     assert classify_route_span(carry, generation, rows) is span
+
+
+@given(
+    st.integers(0, 700),
+    st.lists(st.floats(-9, 0, width=32), max_size=700),
+    st.none() | st.text("ab/", min_size=1),
+)
+def test_the_canonical_form_digests_as_the_full_one(
+    carry_len: int, scores: list[float], parent: str | None
+) -> None:
+    """At any size, zeros for the carry and ones for the generation are what the full form has."""
+    size, prev_len = carry_len + len(scores), 0 if parent is None else 5
+    assume(size)
+    token_ids = np.arange(size, dtype=np.uint32) * 1_000_003
+    header = CallHeader(
+        *(FORMAT_VERSIONS, "k", "c", parent, "text" if parent is None else "token_in"),
+        *(prev_len, size, prev_len + size, 7),
+    )
+    mask = np.repeat([0.0, 1.0], [carry_len, len(scores)])
+    logprobs = np.concatenate((np.zeros(carry_len), scores))
+    digests = (EMPTY_EXTRAS_DIGEST, HASH, HASH[::-1])
+    full = exact_call_digest(header, token_ids, mask, logprobs, digests)
+    canonical = canonical_call_digest(
+        *(digest_opening("k"), "c", parent, prev_len, carry_len, 7),
+        *(encode_ids(token_ids), encode_floats(np.array(scores, np.float32)), digests),
+    )
+    assert canonical == full
+
+
+def test_columns_of_another_call_have_no_digest() -> None:
+    first, second = list(branching().calls.values())[:2]
+    opening = digest_opening(first.identity.capture_key)
+    own, scores = encode_ids(first.token_ids), encode_floats(first.logprobs)
+    assert first.recompute_digest(opening, own, scores) == first.digest
+    for encoded, floats in ((encode_ids(second.token_ids), scores), (own, scores[:-4])):
+        with pytest.raises(DigestInputError, match="not those of this call"):
+            first.recompute_digest(opening, encoded, floats)

@@ -176,12 +176,24 @@ def test_any_terminator_of_the_set_ends_a_turn() -> None:
 
 
 @pytest.mark.requirement("ADM-6")
+@pytest.mark.parametrize("sampled", [[30, 31, 4], [30, 31], [50, 51, 52, 30, 31, 4]])
+def test_a_turn_that_ends_only_when_another_follows_is_found(sampled: list[int]) -> None:
+    """Some templates write a turn's terminator with the next turn, or have it open that one."""
+    prompt = [1, 20, 2, 4, 3]
+    history = [*prompt, 30, 31]
+    spliced = splice([*prompt, *sampled], [*history, 4, 1, 21, 2, 4, 3], history)
+    text = sampled if sampled[-1] == 4 else [*sampled, 4]
+    assert spliced.token_ids.tolist() == [*prompt, *text, 1, 21, 2, 4, 3]
+    assert spliced.render_cut == len(history)
+
+
+@pytest.mark.requirement("ADM-6")
 @pytest.mark.parametrize(
     ("reason", "prefix", "rendered", "history", "ends"),
     [
         ("no_terminators", [1, 4], [1, 4, 5], [1, 4], frozenset()),
         ("boundary_not_found", [1, 4], [1, 5], [1, 4], ENDS),
-        ("boundary_not_found", [1, 4], [1, 4, 5], [1], ENDS),
+        ("boundary_not_found", [1, 4], [2, 4, 5], [1], ENDS),
         ("terminator_differs", [1, 9, 8], [1, 9, 4, 5], [1, 9, 4], frozenset({4, 8})),
         ("nothing_follows", [1, 9, 4], [1, 9, 4], [1, 9, 4], ENDS),
         # A terminator was sampled inside the turn: which one ends it is not known.
@@ -197,6 +209,9 @@ def test_any_terminator_of_the_set_ends_a_turn() -> None:
             [1, 20, 4, 3, 50, 4, 1, 21, 4, 3, 30, 4],
             ENDS,
         ),
+        # The template ends no turn at the history's end, and what ends next says more than it.
+        ("turn_count_differs", [1, 4, 3, 9, 4], [1, 4, 3, 9, 8, 4, 3], [1, 4, 3, 9], ENDS),
+        ("turn_count_differs", [1, 4, 3, 9, 4], [1, 4, 3, 9], [1, 4, 3, 9], ENDS),
         # An earlier observation was edited.
         ("turn_differs", [1, 20, 4, 3, 30, 4], [1, 21, 4, 3, 30, 4, 5], [1, 20, 4, 3, 30, 4], ENDS),
         ("turn_differs", [1, 20, 4], [1, 20, 21, 4, 5], [1, 20, 4], ENDS),

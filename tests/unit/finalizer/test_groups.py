@@ -7,7 +7,7 @@ import pytest
 from callforest.capture.v1 import group_batch_pb2, receipt_pb2
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.custody.call import StagedCall
-from callforest_mesh.finalizer import core
+from callforest_mesh.finalizer import groups
 from callforest_mesh.finalizer.service import FinalizerOptions
 from tests.unit.custody.chains import KEY
 from tests.unit.finalizer.rollouts import finalized, message, two_turns
@@ -15,7 +15,7 @@ from tests.unit.finalizer.rollouts import finalized, message, two_turns
 
 def log(*rollouts: row_log_pb2.FinalizedRollout, **options: object) -> row_log_pb2.LoggedGroup:
     settings = {"row_multiple": 1, "abandon_reason": ""} | options
-    return core.log_group("g", rollouts, **settings)
+    return groups.log_group("g", rollouts, **settings)
 
 
 @pytest.mark.requirement("FIN-2", "FIN-4")
@@ -62,13 +62,36 @@ def test_a_group_without_a_valid_rollout_is_dropped() -> None:
     assert list(logged.rollout_ids) == ["r0", "r1"]
 
 
+@pytest.mark.requirement("FIN-5")
+@pytest.mark.parametrize(
+    ("masks", "dropped"),
+    [
+        (["", ""], ""),
+        (["", "pending_call"], ""),
+        (["", "pending_call", "pending_call"], "below_min_valid_fraction"),
+        (["", "environment_masked", "pending_call"], ""),
+        (["pending_call"], "below_min_valid_fraction"),
+        (["environment_masked"], "no_valid_layout"),
+    ],
+)
+def test_a_group_needs_its_part_of_verified_rollouts(masks: list[str], dropped: str) -> None:
+    """Each logical rollout counts once; the environment's masks are no failures of capture."""
+    rollouts = [finalized(slot, masked=bool(mask)) for slot, mask in enumerate(masks)]
+    for rollout, mask in zip(rollouts, masks, strict=True):
+        rollout.receipt.mask_reason = mask
+    assert log(*rollouts, min_valid_fraction=0.5).drop_reason == dropped
+    assert log(*rollouts).drop_reason in ("", "no_valid_layout")
+    late = log(*rollouts, min_valid_fraction=0.5, abandon_reason="late")
+    assert late.drop_reason == "late"
+
+
 def test_an_abandoned_group_is_dropped_as_it_is() -> None:
     assert log(finalized(0), abandon_reason="agent lost").drop_reason == "agent lost"
     assert log(abandon_reason="nobody came").drop_reason == "nobody came"
 
 
 def test_a_group_that_could_not_be_delivered_is_dropped() -> None:
-    limit = core.GROUP_BYTES_MAX
+    limit = groups.GROUP_BYTES_MAX
     assert log(finalized(0, path_bytes=limit - 4096)).drop_reason == ""
     half = limit // 2
     too_large = log(finalized(0, path_bytes=half), finalized(1, path_bytes=half))
@@ -87,8 +110,8 @@ def test_receipts_count_too_and_a_dropped_group_can_always_be_delivered() -> Non
     rollouts = [crowded(slot) for slot in range(3)]
     logged = log(*rollouts)
     assert logged.drop_reason == "group_too_large"
-    batch = core.make_batch(logged, [one.receipt for one in rollouts], ())
-    assert batch.ByteSize() < core.GROUP_BYTES_MAX
+    batch = groups.make_batch(logged, [one.receipt for one in rollouts], ())
+    assert batch.ByteSize() < groups.GROUP_BYTES_MAX
     assert [receipt.rollout_id for receipt in batch.receipts] == ["r0", "r1", "r2"]
     assert all(one.receipt.calls for one in rollouts), "what is stored keeps its calls"
 
@@ -96,7 +119,7 @@ def test_receipts_count_too_and_a_dropped_group_can_always_be_delivered() -> Non
 def test_a_position_keeps_its_place_when_it_is_dropped() -> None:
     logged = log(finalized(0), finalized(1, stage="heuristic"))
     logged.cursor = 7
-    lost = core.dropped(logged, "staged_call_missing: r0/a")
+    lost = groups.dropped(logged, "staged_call_missing: r0/a")
     assert (lost.cursor, lost.group_id, list(lost.rollout_ids)) == (7, "g", ["r0", "r1"])
     assert (lost.drop_reason, len(lost.rows), len(lost.segments)) == (
         "staged_call_missing: r0/a",
@@ -117,7 +140,7 @@ def references(calls: list[StagedCall]) -> row_log_pb2.LoggedGroup:
 def test_what_is_delivered_is_proven_to_be_what_was_verified() -> None:
     calls = two_turns().staged()
     logged = references(calls)
-    assert core.altered_call(logged, calls) is None
+    assert groups.altered_call(logged, calls) is None
     first, second = calls
     flipped = second.token_ids.copy()
     flipped[-1] ^= 1
@@ -133,7 +156,7 @@ def test_what_is_delivered_is_proven_to_be_what_was_verified() -> None:
         first,
     ]
     for damaged in damages:
-        altered = core.altered_call(logged, [first, damaged])
+        altered = groups.altered_call(logged, [first, damaged])
         assert altered is not None
         assert altered.call_id == "c2"
 
@@ -142,7 +165,7 @@ def test_the_batch_has_what_the_log_says() -> None:
     calls = two_turns().staged()
     logged = log(finalized(0))
     logged.cursor = 4
-    batch = core.make_batch(logged, [finalized(0).receipt], [message(call) for call in calls])
+    batch = groups.make_batch(logged, [finalized(0).receipt], [message(call) for call in calls])
     assert (batch.cursor, batch.group_id, batch.row_multiple) == (4, "g", 1)
     assert list(batch.rows) == list(logged.rows)
     assert [call.call_id for call in batch.segments] == ["c1", "c2"]

@@ -1,5 +1,6 @@
 """What the core decides of one rollout: refusals, masks, terminals, receipts."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -11,10 +12,10 @@ from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.custody.extras import encode_extras
 from callforest_core.custody.row import LinearizedRow
+from callforest_core.forest.receipts import receipt_digest
 from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION, assistant_fingerprint
 from callforest_core.refusal import Refusal
 from callforest_mesh.finalizer import core
-from callforest_mesh.finalizer.receipts import receipt_digest
 from tests.unit.custody.chains import KEY, Attempt, Turn, branching
 from tests.unit.finalizer.rollouts import (
     declared,
@@ -313,6 +314,10 @@ def test_a_masked_receipt_selects_nothing_and_says_why() -> None:
     assert receipt.digest == receipt_digest(receipt)
 
 
+NOTHING = hashlib.sha256(b"").digest()
+ASKED = core.Asked(b"s", NOTHING)
+
+
 def stored() -> row_log_pb2.FinalizedRollout:
     receipt = core.make_receipt(
         request(), evidence(sealed(), records_of(two_turns())), None, None, core.Mask("x")
@@ -323,7 +328,7 @@ def stored() -> row_log_pb2.FinalizedRollout:
 
 
 def test_the_same_request_again_differs_in_nothing() -> None:
-    assert core.differing_field(stored(), request(declared_response_id="d"), b"s") is None
+    assert core.differing_field(stored(), request(declared_response_id="d"), ASKED) is None
 
 
 @pytest.mark.parametrize(
@@ -336,13 +341,20 @@ def test_the_same_request_again_differs_in_nothing() -> None:
         ({"revision": 6}, "revision"),
         ({"reward": 0.25}, "reward"),
         ({"declared_response_id": "e"}, "declared_response_id"),
+        ({"environment_masked": True}, "environment_masked"),
+        ({"selection": {"call_ids": ["c1"], "terminal_call_id": "c1"}}, "selection"),
     ],
 )
 def test_a_repeat_that_differs_names_the_field(changes: dict[str, object], field: str) -> None:
     asked = request(**({"declared_response_id": "d"} | changes))
-    assert core.differing_field(stored(), asked, b"s") == field
+    assert core.differing_field(stored(), asked, ASKED) == field
+
+
+def test_another_result_differs() -> None:
+    asked = core.Asked(b"s", hashlib.sha256(b"{}").digest())
+    assert core.differing_field(stored(), request(declared_response_id="d"), asked) == "result"
 
 
 def test_another_scored_response_differs() -> None:
     asked: pb.FinalizeRolloutRequest = request(declared_response_id="d")
-    assert core.differing_field(stored(), asked, b"t") == "scored_response"
+    assert core.differing_field(stored(), asked, core.Asked(b"t", NOTHING)) == "scored_response"

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from callforest.capture.v1 import receipt_pb2
-from callforest_mesh.finalizer.receipts import receipt_digest
+from callforest.capture.v1 import attempt_pb2, receipt_pb2
+from callforest_core.forest.receipts import receipt_digest
 
 FULL = receipt_pb2.Receipt(
     group_id="g1",
@@ -113,3 +113,98 @@ def test_what_only_explains_is_not_covered() -> None:
     explained.mask_detail, explained.mask_cause = "because", "reason/cause"
     explained.terminal_trail = "declared"
     assert receipt_digest(explained) == receipt_digest(FULL)
+
+
+FOREST = receipt_pb2.Receipt(
+    group_id="g1",
+    rollout_id="roll",
+    slot=3,
+    capture_key="roll-a2",
+    epoch=3,
+    revision=258,
+    reward=-1.5,
+    terminal_call_id="c22",
+    terminal_selection="content",
+    truncated=True,
+    mode=attempt_pb2.CAPTURE_MODE_FOREST,
+    selection_policy="all_captured",
+    environment_masked=True,
+    generated_token_count=7,
+    total_token_count=258,
+    longest_generation_token_count=5,
+    selected_call_ids=["c22", "c1"],
+    calls=[
+        receipt_pb2.ReceiptCall(call_id="c1", digest=b"\x11" * 32, selected=True),
+        receipt_pb2.ReceiptCall(
+            call_id="c22", digest=b"\x22" * 32, selected=True, parent_call_id="c1"
+        ),
+    ],
+)
+FOREST_LAYOUT = (
+    b"callforest-receipt-v2"
+    b"\x00\x00\x00\x00\x00\x00\x00\x02g1"
+    b"\x00\x00\x00\x00\x00\x00\x00\x04roll"
+    b"\x00\x00\x00\x00\x00\x00\x00\x03"
+    b"\x00\x00\x00\x00\x00\x00\x00\x07roll-a2"
+    b"\x00\x00\x00\x00\x00\x00\x00\x03"
+    b"\x00\x00\x00\x00\x00\x00\x01\x02"
+    b"\xbf\xf8\x00\x00\x00\x00\x00\x00"
+    b"\x00" + bytes(8) + b"\x01\x00\x00\x00\x00\x00\x00\x00\x03c22"
+    b"\x00\x00\x00\x00\x00\x00\x00\x07content"
+    b"\x01"
+    b"\x02"
+    b"\x00\x00\x00\x00\x00\x00\x00\x0call_captured"
+    b"\x01"
+    b"\x00\x00\x00\x00\x00\x00\x00\x07"
+    b"\x00\x00\x00\x00\x00\x00\x01\x02"
+    b"\x00\x00\x00\x00\x00\x00\x00\x05"
+    b"\x00\x00\x00\x00\x00\x00\x00\x02"
+    b"\x00\x00\x00\x00\x00\x00\x00\x03c22"
+    b"\x00\x00\x00\x00\x00\x00\x00\x02c1"
+    b"\x00\x00\x00\x00\x00\x00\x00\x02"
+    b"\x00\x00\x00\x00\x00\x00\x00\x02c1" + b"\x11" * 32 + b"\x01\x00"
+    b"\x00\x00\x00\x00\x00\x00\x00\x03c22" + b"\x22" * 32 + b"\x01"
+    b"\x01\x00\x00\x00\x00\x00\x00\x00\x02c1"
+)
+
+
+@pytest.mark.requirement("SEC-3")
+def test_the_layout_of_forest_mode_is_the_written_one() -> None:
+    assert receipt_digest(FOREST) == hashlib.sha256(FOREST_LAYOUT).digest()
+
+
+@pytest.mark.requirement("SEC-3")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"selection_policy": "explicit"},
+        {"environment_masked": False},
+        {"generated_token_count": 8},
+        {"total_token_count": 259},
+        {"longest_generation_token_count": 6},
+        {"mode": attempt_pb2.CAPTURE_MODE_CHAIN},
+    ],
+)
+def test_every_field_of_forest_mode_changes_it(change: dict[str, object]) -> None:
+    changed = receipt_pb2.Receipt()
+    changed.CopyFrom(FOREST)
+    for name, value in change.items():
+        setattr(changed, name, value)
+    assert receipt_digest(changed) != receipt_digest(FOREST)
+
+
+@pytest.mark.requirement("SEC-3")
+def test_selection_order_and_parents_are_covered_in_forest_mode_alone() -> None:
+    swapped, orphaned, explained = (receipt_pb2.Receipt() for _ in range(3))
+    for each in (swapped, orphaned, explained):
+        each.CopyFrom(FOREST)
+    swapped.selected_call_ids.reverse()
+    orphaned.calls[1].ClearField("parent_call_id")
+    explained.calls[0].reason = "selected"
+    assert len({receipt_digest(each) for each in (FOREST, swapped, orphaned)}) == 3
+    assert receipt_digest(explained) == receipt_digest(FOREST)
+    chain = receipt_pb2.Receipt()
+    chain.CopyFrom(FULL)
+    chain.mode = attempt_pb2.CAPTURE_MODE_CHAIN
+    chain.calls[1].parent_call_id, chain.generated_token_count = "c1", 9
+    assert receipt_digest(chain) == receipt_digest(FULL)

@@ -11,7 +11,7 @@ from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.finalizer import core
+from callforest_mesh.finalizer import groups
 from callforest_mesh.finalizer.cleanup import Cleanup
 from callforest_mesh.finalizer.delivery import Subscription, Subscriptions
 from callforest_mesh.finalizer.servicer import FinalizerServicer
@@ -55,7 +55,7 @@ def subscriptions_of(row_log: RowLog) -> Subscriptions:
 
 
 def laid_out(*rollouts: row_log_pb2.FinalizedRollout) -> row_log_pb2.LoggedGroup:
-    return core.log_group("g", rollouts, row_multiple=1, abandon_reason="")
+    return groups.log_group("g", rollouts, row_multiple=1, abandon_reason="")
 
 
 @pytest.mark.requirement("FIN-3")
@@ -77,7 +77,7 @@ async def test_a_group_is_published_with_exactly_its_rollouts_or_not_at_all(
 async def test_a_rollout_that_joins_while_its_group_is_published_is_not_left_out(
     row_log: Joining,
 ) -> None:
-    servicer = FinalizerServicer(row_log, None, subscriptions_of(row_log), row_multiple=1)
+    servicer = FinalizerServicer(row_log, None, None, subscriptions_of(row_log), row_multiple=1)
     await row_log.keep_rollout(TENANT, finalized(0))
     row_log.joining = [finalized(1)]
     request = pb.FinalizeGroupRequest(tenant=TENANT, group_id="g", rollout_count=1)
@@ -121,9 +121,9 @@ async def test_a_consumed_position_is_never_overwritten(row_log: Joining) -> Non
     await row_log.keep_rollout(TENANT, finalized(0))
     logged = await row_log.publish(TENANT, laid_out(finalized(0)))
     assert logged is not None
-    assert await row_log.replace(TENANT, core.dropped(logged, "lost"))
+    assert await row_log.replace(TENANT, groups.dropped(logged, "lost"))
     await row_log.commit(TENANT, 1, allowed=lambda: True)
-    assert not await row_log.replace(TENANT, core.dropped(logged, "lost again"))
+    assert not await row_log.replace(TENANT, groups.dropped(logged, "lost again"))
     kept = row_log.at(TENANT, 1)
     assert kept is not None
     assert kept.drop_reason == "lost"

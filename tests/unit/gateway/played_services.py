@@ -4,6 +4,8 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import grpc
+
 from callforest.capture.v1 import (
     attempt_pb2,
     call_record_pb2,
@@ -11,8 +13,14 @@ from callforest.capture.v1 import (
     commit_coords_pb2,
     completion_pb2,
 )
+from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_service_pb2
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
+from callforest_client.errors import CallforestError, RefusedError, UnavailableError
+from callforest_mesh.gateway import core
+from callforest_mesh.gateway.calls import Calls, Served
+from callforest_mesh.gateway.engine_configuration import EngineConfiguration
+from callforest_mesh.gateway.options import GatewayOptions
 
 ROOT = capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
 UNCAPTURED = capture_admission_pb2.Verdict(
@@ -29,6 +37,9 @@ COMPLETION = completion_pb2.Completion(
     generation_token_count=3,
     weight_version_count=1,
 )
+
+
+DESCRIPTION = worker_pb.DescribeResponse(configuration_digest=bytes([7]) * 32)
 
 
 def coords(capture_key: str = "k", call_id: str = "c0") -> commit_coords_pb2.CommitCoords:
@@ -51,6 +62,7 @@ class Played:
 
     verdict: object = field(default_factory=lambda: ROOT)
     generated: object = field(default_factory=staged)
+    described: list[object] = field(default_factory=list)
     record_answers: list[object] = field(default_factory=list)
     failure_answers: list[object] = field(default_factory=list)
     admitting: Callable[[], Awaitable[None]] | None = None
@@ -59,6 +71,7 @@ class Played:
     calls: list[worker_pb.GenerateCall] = field(default_factory=list)
     records: list[call_record_pb2.CallRecord] = field(default_factory=list)
     failures: list[attempt_pb2.CallFailure] = field(default_factory=list)
+    withdrawals: list[attempt_pb2.CallWithdrawal] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
 
     async def admit(self, intent: attempt_pb2.CallIntent, **_sent: object) -> object:
@@ -67,6 +80,10 @@ class Played:
         if self.admitting is not None:
             await self.admitting()
         return give(self.verdict)
+
+    async def describe(self) -> object:
+        self.order.append("describe")
+        return give(self.described.pop(0) if self.described else DESCRIPTION)
 
     async def generate(self, call: worker_pb.GenerateCall, **_sent: object) -> object:
         self.order.append("generate")
@@ -85,6 +102,13 @@ class Played:
         self.failures.append(failure)
         return give(next_of(self.failure_answers))
 
+    async def record_withdrawal(
+        self, withdrawal: attempt_pb2.CallWithdrawal, **_sent: object
+    ) -> object:
+        self.order.append("withdrawal")
+        self.withdrawals.append(withdrawal)
+        return give(next_of(self.failure_answers))
+
 
 def give(answer: object) -> object:
     if isinstance(answer, Exception):
@@ -94,3 +118,40 @@ def give(answer: object) -> object:
 
 def next_of(answers: list[object]) -> object:
     return answers.pop(0) if answers else ledger_service_pb2.CommittedEntry(revision=1)
+
+
+REQUEST = core.read_request(b'{"messages":[{"role":"user","content":"go"}]}')
+
+
+def away() -> UnavailableError:
+    return UnavailableError(
+        grpc.StatusCode.UNAVAILABLE, "gone", reason=er.ERROR_REASON_PEER_UNAVAILABLE
+    )
+
+
+def refused(
+    reason: er.ErrorReason.ValueType, *, retry_after_ms: int | None = None
+) -> CallforestError:
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    return RefusedError(code, "no", reason=reason, retry_after_ms=retry_after_ms)
+
+
+def calls_of(played: Played, **options: object) -> Calls:
+    ids = (f"c{number}" for number in range(100))
+    return Calls(
+        played,
+        played,
+        played,
+        EngineConfiguration(played),
+        GatewayOptions(**options),
+        new_id=lambda: next(ids),
+        now_ns=lambda: 1_700_000_000_123_456_789,
+    )
+
+
+async def serve(played: Played, **options: object) -> Served:
+    calls = calls_of(played, **options)
+    try:
+        return await calls.serve("k", REQUEST)
+    finally:
+        await calls.settle(5.0)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import grpc
 import pytest
 
 from callforest.capture.v1 import (
@@ -12,57 +11,27 @@ from callforest.capture.v1 import (
 )
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
-from callforest_client.errors import CallforestError, RefusedError, UnavailableError
-from callforest_mesh.gateway import core
-from callforest_mesh.gateway.calls import Calls, Served
-from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import HttpRefusal
-from tests.unit.gateway.played_services import COMPLETION, RESPONSE, Played, coords, staged
-
-UNCAPTURED = capture_admission_pb2.Verdict(
-    uncaptured=capture_admission_pb2.Uncaptured(reason="unresolved_parent", detail="no_match")
+from tests.unit.gateway.played_services import (
+    COMPLETION,
+    REQUEST,
+    RESPONSE,
+    UNCAPTURED,
+    Played,
+    away,
+    calls_of,
+    coords,
+    refused,
+    serve,
+    staged,
 )
-REQUEST = core.read_request(b'{"messages":[{"role":"user","content":"go"}]}')
-
-
-def away() -> UnavailableError:
-    return UnavailableError(
-        grpc.StatusCode.UNAVAILABLE, "gone", reason=er.ERROR_REASON_PEER_UNAVAILABLE
-    )
-
-
-def refused(
-    reason: er.ErrorReason.ValueType, *, retry_after_ms: int | None = None
-) -> CallforestError:
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    return RefusedError(code, "no", reason=reason, retry_after_ms=retry_after_ms)
-
-
-def calls_of(played: Played, **options: object) -> Calls:
-    ids = (f"c{number}" for number in range(100))
-    return Calls(
-        played,
-        played,
-        played,
-        GatewayOptions(**options),
-        new_id=lambda: next(ids),
-        now_ns=lambda: 1_700_000_000_123_456_789,
-    )
-
-
-async def serve(played: Played, **options: object) -> Served:
-    calls = calls_of(played, **options)
-    try:
-        return await calls.serve("k", REQUEST)
-    finally:
-        await calls.settle(5.0)
 
 
 @pytest.mark.requirement("CAP-4", "CAP-6")
 async def test_call_is_announced_generated_recorded_then_served() -> None:
     played = Played()
     served = await serve(played)
-    assert played.order == ["intent", "generate", "record"]
+    assert played.order == ["describe", "intent", "generate", "record"]
     assert served.body == RESPONSE
     (intent,), (call,), (record,) = played.intents, played.calls, played.records
     assert intent.call_id == call.call_id == call.admission.call_id == served.call_id == "c0"
@@ -88,7 +57,7 @@ async def test_uncaptured_call_is_served_and_has_its_row_already() -> None:
     played = Played(verdict=UNCAPTURED, generated=staged(staged=None))
     assert (await serve(played)).body == RESPONSE
     assert not played.calls[0].HasField("admission")
-    assert played.order == ["intent", "generate"]
+    assert played.order == ["describe", "intent", "generate"]
 
 
 @pytest.mark.requirement("CAP-7", "LED-11")
@@ -138,7 +107,7 @@ async def test_refused_record_is_served_where_the_ledger_marked_the_call(
 ) -> None:
     played = Played(record_answers=[refused(reason)])
     assert (await serve(played)).body == RESPONSE
-    assert played.order == ["intent", "generate", "record"]
+    assert played.order == ["describe", "intent", "generate", "record"]
 
 
 @pytest.mark.requirement("LED-11")
@@ -151,7 +120,7 @@ async def test_record_that_the_ledger_cannot_take_becomes_a_failure() -> None:
 async def test_row_is_sent_again_when_the_ledger_says_when() -> None:
     played = Played(record_answers=[refused(er.ERROR_REASON_OVERLOADED, retry_after_ms=1)])
     assert (await serve(played)).body == RESPONSE
-    assert played.order == ["intent", "generate", "record", "record"]
+    assert played.order == ["describe", "intent", "generate", "record", "record"]
 
 
 @pytest.mark.requirement("CAP-7")
@@ -161,7 +130,7 @@ async def test_nothing_is_served_while_no_row_is_known_to_be_durable() -> None:
     with pytest.raises(HttpRefusal) as caught:
         await serve(played)
     assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
-    assert played.order == ["intent", "generate", "record", "record"]
+    assert played.order == ["describe", "intent", "generate", "record", "record"]
     assert played.records[0] == played.records[1]
 
 
@@ -200,7 +169,7 @@ async def test_refused_verdict_is_refused_before_generation() -> None:
     with pytest.raises(HttpRefusal) as caught:
         await serve(played)
     assert (caught.value.status, caught.value.code) == (422, "attempt_closed")
-    assert played.order == ["intent"]
+    assert played.order == ["describe", "intent"]
 
 
 async def test_unknown_verdict_is_refused_before_generation() -> None:
@@ -209,24 +178,6 @@ async def test_unknown_verdict_is_refused_before_generation() -> None:
         await serve(played)
     assert caught.value.status == 500
     assert not played.calls
-
-
-@pytest.mark.requirement("LED-11")
-async def test_engines_refusal_is_passed_on_and_leaves_a_failure() -> None:
-    too_long = RefusedError(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "maximum context length is 64 tokens",
-        reason=er.ERROR_REASON_REQUEST_REFUSED,
-        metadata={"parameter": "messages"},
-    )
-    played = Played(generated=too_long)
-    with pytest.raises(HttpRefusal) as caught:
-        await serve(played)
-    assert (caught.value.status, caught.value.parameter) == (400, "messages")
-    assert "context length" in caught.value.message
-    (failure,) = played.failures
-    assert failure.reason == "request_finished_without_staged_coordinates"
-    assert "context length" in failure.detail
 
 
 @pytest.mark.requirement("LED-11")
@@ -248,7 +199,7 @@ async def test_leaked_tokens_are_not_served() -> None:
         await serve(played)
     assert caught.value.status == 500
     assert "prompt_token_ids" not in caught.value.message
-    assert played.order == ["intent", "generate", "failure"]
+    assert played.order == ["describe", "intent", "generate", "failure"]
 
 
 @pytest.mark.requirement("LED-11")
@@ -293,7 +244,7 @@ async def test_harness_that_goes_away_during_admission_never_generates() -> None
     await asyncio.wait({harness})
     admit.set()
     await calls.settle(5.0)
-    assert played.order == ["intent", "failure"]
+    assert played.order == ["describe", "intent", "failure"]
 
 
 async def test_staged_call_is_recorded_though_the_harness_went_away() -> None:
@@ -314,7 +265,7 @@ async def test_staged_call_is_recorded_though_the_harness_went_away() -> None:
     await asyncio.wait({harness})
     record.set()
     await calls.settle(5.0)
-    assert played.order == ["intent", "generate", "record"]
+    assert played.order == ["describe", "intent", "generate", "record"]
 
 
 async def test_calls_beyond_the_bound_are_refused() -> None:

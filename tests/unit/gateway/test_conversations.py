@@ -1,16 +1,21 @@
 """A conversation that is continued hashes to the same as one that is read anew."""
 
-import copy
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callforest.capture.v1 import attempt_pb2, call_record_pb2
+from callforest_core.lineage.fingerprint import ConversationScan
 from callforest_core.lineage.items import Dialect
-from callforest_mesh.gateway import core
+from callforest_mesh.gateway.chain_reading import ChainReader
 from callforest_mesh.gateway.conversations import Conversations, read_conversation
+from callforest_mesh.gateway.core import NormalisedRequest
+from callforest_mesh.gateway.evidence import ServedResponse
 
+SERVED = ServedResponse(b"", "r", [{"role": "assistant", "content": "z"}], {})
 TEXTS = st.text(max_size=6)
 ITEMS = st.one_of(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXTS}),
@@ -36,52 +41,86 @@ ITEMS = st.one_of(
 )
 
 
-def hashes(body: bytes, known: core.Conversation | None = None) -> tuple[object, ...]:
-    """Give everything of a request that its items decide."""
-    request = core.read_request(body, Dialect.CHAT, known)
-    scan = request.conversation.scan
-    continued = None if scan is None else scan.continued([{"role": "assistant", "content": "z"}])
-    return request.probe, request.replay, continued
+def read(conversations: Conversations, items: list[object], key: str = "k") -> NormalisedRequest:
+    """Read a request that ends in a user's turn."""
+    body = json.dumps({"messages": [*items, {"role": "user", "content": "?"}]}).encode()
+    return ChainReader(conversations).read(key, body, Dialect.CHAT)
 
 
-def body_of(items: list[object]) -> bytes:
-    """Make a request that ends in a user's turn."""
-    return json.dumps({"messages": [*items, {"role": "user", "content": "?"}]}).encode()
+def told(request: NormalisedRequest) -> tuple[bytes, bytes]:
+    """Give everything of a request's history that reaches the ledger."""
+    intent, record = attempt_pb2.CallIntent(), call_record_pb2.CallRecord()
+    request.evidence.announce(intent)
+    request.evidence.describe(record, SERVED)
+    return intent.SerializeToString(), record.SerializeToString()
 
 
 @given(st.lists(ITEMS, max_size=5), st.lists(ITEMS, max_size=5))
 def test_a_known_beginning_changes_no_hash(first: list[object], added: list[object]) -> None:
-    known = core.read_request(body_of(first)).conversation
-    behind = [*first, {"role": "user", "content": "?"}, *added]
-    assert hashes(body_of(behind), known) == hashes(body_of(behind))
-    assert hashes(body_of(added), known) == hashes(body_of(added))
+    conversations = Conversations()
+    for items in (first, [*first, {"role": "user", "content": "?"}, *added], added, first):
+        request = read(conversations, items)
+        assert told(request) == told(read(Conversations(), items))
+        request.evidence.keep("c", SERVED)
+        assert conversations.get("k") is not None
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, True), (1, 1.0), (0, False), (0.0, -0.0)])
+def test_only_what_is_new_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    extended = ConversationScan.extended
+
+    def counted(scan: ConversationScan, items: Sequence[object]) -> ConversationScan:
+        hashed.append(len(items))
+        return extended(scan, items)
+
+    monkeypatch.setattr(ConversationScan, "extended", counted)
+    conversations = Conversations()
+    first: list[object] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    whole = [*first, {"role": "user", "content": "?"}, {"role": "assistant", "content": "c"}]
+    read(conversations, first).evidence.keep("c", SERVED)
+    read(conversations, whole)
+    read(conversations, whole, key="another attempt")
+    read(conversations, whole[1:])
+    assert hashed == [3, 2, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(1, True), (1, 1.0), (0, False), (0.0, -0.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1})],
+)
 def test_what_only_compares_equal_is_hashed_anew(before: object, after: object) -> None:
-    first, other = ([{"role": "user", "content": "", "n": value}] for value in (before, after))
-    known = read_conversation(first)
+    # A role that is no text is hashed as Python prints it: the order of its keys counts too.
+    first, other = (
+        [{"role": value, "content": "x", "n": value}, {"role": "user", "content": "y"}]
+        for value in (before, after)
+    )
     assert first == other
-    assert read_conversation(other, known).source_digest == read_conversation(other).source_digest
-    assert read_conversation(other, known).source_digest != known.source_digest
+    conversations = Conversations()
+    request = read(conversations, first)
+    request.evidence.keep("c", SERVED)
+    assert told(read(conversations, other)) == told(read(Conversations(), other)) != told(request)
 
 
-def test_a_scan_that_was_continued_is_unchanged() -> None:
-    known = read_conversation([{"role": "user", "content": "a"}])
-    assert known.scan is not None
-    before = copy.copy(known.scan)
-    read_conversation([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], known)
-    assert known.scan.context_digest == before.context_digest
-    assert known.scan.item_count == 1
+def test_a_conversation_that_was_continued_is_unchanged() -> None:
+    conversations = Conversations()
+    items: list[object] = [{"role": "user", "content": "a"}]
+    request = read(conversations, items)
+    request.evidence.keep("c", SERVED)
+    before = told(request)
+    read(
+        conversations, [*items, {"role": "user", "content": "?"}, {"role": "user", "content": "b"}]
+    )
+    assert told(request) == before
 
 
 def test_conversations_are_kept_within_their_bound() -> None:
-    conversations = Conversations(bytes_max=100)
-    one, other = (read_conversation([{"role": "user", "content": text}]) for text in "ab")
-    conversations.keep("a", one, 60)
-    conversations.keep("b", other, 40)
+    one, other, large = (read_conversation([text]) for text in ("a", "b", "c" * 9000))
+    conversations = Conversations(bytes_max=one.size_bytes + other.size_bytes)
+    conversations.keep("a", one)
+    conversations.keep("b", other)
     assert (conversations.get("a"), conversations.get("b")) == (one, other)
-    conversations.keep("a", other, 61)
-    assert (conversations.get("a"), conversations.get("b")) == (other, None)
-    conversations.keep("c", one, 101)
+    conversations.keep("a", other)
+    conversations.keep("c", one)
+    assert [conversations.get(key) for key in "abc"] == [other, None, one]
+    conversations.keep("a", large)
     assert [conversations.get(key) for key in "abc"] == [None, None, None]

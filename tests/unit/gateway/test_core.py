@@ -11,6 +11,7 @@ from callforest.capture.v1 import (
     commit_coords_pb2,
     completion_pb2,
 )
+from callforest.worker.v1 import worker_service_pb2
 from callforest_core.lineage.fingerprint import (
     FINGERPRINT_VERSION,
     assistant_fingerprint,
@@ -44,14 +45,14 @@ def test_probe_has_the_digest_of_each_prefix_that_the_last_answer_follows() -> N
     messages = [USER, ASSISTANT, USER, ASSISTANT, ASSISTANT, USER]
     request = core.read_request(body_of(*messages, tools=[{"type": "function"}]))
     items = request_items({"messages": messages, "tools": [{"type": "function"}]}, Dialect.CHAT)
-    assert request.probe.item_count == len(items) == 7
-    assert request.probe.assistant_fingerprint == assistant_fingerprint(items)
+    assert request.evidence.probe.item_count == len(items) == 7
+    assert request.evidence.probe.assistant_fingerprint == assistant_fingerprint(items)
     for length in range(8):
-        digest = request.probe.context_digests[32 * length : 32 * length + 32]
+        digest = request.evidence.probe.context_digests[32 * length : 32 * length + 32]
         followed = length in {4, 5}
         assert digest == (conversation_digest(items[:length]) if followed else bytes(32))
-    assert request.probe.fingerprint_version == FINGERPRINT_VERSION
-    check(request.probe)
+    assert request.evidence.probe.fingerprint_version == FINGERPRINT_VERSION
+    check(request.evidence.probe)
 
 
 def test_body_is_forwarded_as_received() -> None:
@@ -62,23 +63,23 @@ def test_body_is_forwarded_as_received() -> None:
 
 
 def test_request_without_model_text_has_no_fingerprint() -> None:
-    assert core.read_request(body_of(USER)).probe.assistant_fingerprint == b""
+    assert core.read_request(body_of(USER)).evidence.probe.assistant_fingerprint == b""
 
 
 def test_what_cannot_be_read_matches_nothing_and_is_no_root() -> None:
     half = {"role": "assistant", "content": "\ud800"}
     one, other = (core.read_request(body_of(USER, half, USER, seed=seed)) for seed in (1, 2))
-    assert one.scan is None
-    assert len(one.probe.assistant_fingerprint) == 32
-    assert one.probe.assistant_fingerprint != other.probe.assistant_fingerprint
-    check(one.probe)
+    assert one.evidence.scan is None
+    assert len(one.evidence.probe.assistant_fingerprint) == 32
+    assert one.evidence.probe.assistant_fingerprint != other.evidence.probe.assistant_fingerprint
+    check(one.evidence.probe)
 
 
 def test_context_that_cannot_be_read_ends_the_digests_with_what_matches_nothing() -> None:
     odd = {"role": "user", "content": [{"no": "type"}]}
-    behind = core.read_request(body_of(USER, ASSISTANT, odd)).probe
+    behind = core.read_request(body_of(USER, ASSISTANT, odd)).evidence.probe
     assert behind.context_digests == bytes(32) + conversation_digest([USER]) + bytes(64)
-    before = core.read_request(body_of(USER, odd, ASSISTANT, USER)).probe
+    before = core.read_request(body_of(USER, odd, ASSISTANT, USER)).evidence.probe
     assert before.context_digests == bytes(5 * 32)
     for probe in (behind, before):
         check(probe)
@@ -86,10 +87,10 @@ def test_context_that_cannot_be_read_ends_the_digests_with_what_matches_nothing(
 
 def test_replay_summarises_the_request() -> None:
     plain, tooled = core.read_request(body_of(USER)), core.read_request(body_of(USER, tools=[{}]))
-    assert plain.replay is not None
-    assert tooled.replay is not None
-    assert (plain.replay.item_count, tooled.replay.item_count) == (1, 2)
-    assert plain.replay.render_digest != tooled.replay.render_digest
+    assert plain.evidence.replay is not None
+    assert tooled.evidence.replay is not None
+    assert (plain.evidence.replay.item_count, tooled.evidence.replay.item_count) == (1, 2)
+    assert plain.evidence.replay.render_digest != tooled.evidence.replay.render_digest
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_depth_up_to_the_limit_is_read() -> None:
 
 def test_too_many_items_are_refused() -> None:
     most = [USER] * core.ITEMS_MAX
-    assert core.read_request(body_of(*most)).probe.item_count == core.ITEMS_MAX
+    assert core.read_request(body_of(*most)).evidence.probe.item_count == core.ITEMS_MAX
     assert refusal_of(body_of(*most, USER)).parameter == "messages"
 
 
@@ -150,10 +151,9 @@ def test_admission_follows_the_verdict() -> None:
 def test_record_is_of_what_was_served() -> None:
     request = core.read_request(body_of(USER))
     record = core.record_of(
-        coordinates(),
+        generated(),
         request,
         core.read_response(served(), request),
-        completion_pb2.Completion(status=completion_pb2.COMPLETION_STATUS_COMPLETED),
         timestamp_pb2.Timestamp(seconds=9),
     )
     check(record)
@@ -162,9 +162,9 @@ def test_record_is_of_what_was_served() -> None:
     assert record.fingerprints.continuation == assistant_fingerprint([USER, ASSISTANT])
     assert record.fingerprints.context_item_count == 1
     assert record.fingerprints.context_digest == conversation_digest([USER])
-    assert record.replay == request.replay
+    assert record.replay == request.evidence.replay
     follow_up = core.read_request(body_of(USER, ASSISTANT, USER))
-    assert follow_up.probe.assistant_fingerprint == record.fingerprints.continuation
+    assert follow_up.evidence.probe.assistant_fingerprint == record.fingerprints.continuation
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,9 @@ def test_record_that_cannot_be_fingerprinted_is_no_predecessor(
 ) -> None:
     request = core.read_request(body_of(*messages))
     record = core.record_of(
-        coordinates(),
+        generated(),
         request,
         core.read_response(response, request),
-        completion_pb2.Completion(status=completion_pb2.COMPLETION_STATUS_COMPLETED),
         timestamp_pb2.Timestamp(seconds=9),
     )
     check(record)
@@ -210,6 +209,13 @@ def test_response_with_token_material_is_not_served(response: bytes) -> None:
 def test_response_without_id_is_served_but_has_none() -> None:
     request = core.read_request(body_of(USER))
     assert core.read_response(served(id=None), request).response_id == ""
+
+
+def generated() -> worker_service_pb2.GeneratedCall:
+    completed = completion_pb2.COMPLETION_STATUS_COMPLETED
+    return worker_service_pb2.GeneratedCall(
+        staged=coordinates(), completion=completion_pb2.Completion(status=completed)
+    )
 
 
 def coordinates() -> commit_coords_pb2.CommitCoords:

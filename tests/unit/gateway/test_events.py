@@ -136,8 +136,8 @@ def test_engine_is_never_asked_to_stream() -> None:
     assert request.streaming == Streaming(include_usage=False)
     assert json.loads(request.body) == {"messages": [{"role": "user", "content": "h\u00e9"}]}
     plain = core.read_request(b'{"messages":[{"role":"user","content":"h\\u00e9"}]}')
-    assert request.probe == plain.probe
-    assert request.replay == plain.replay
+    assert request.evidence.probe == plain.evidence.probe
+    assert request.evidence.replay == plain.evidence.replay
 
 
 @pytest.mark.parametrize("choices", ["none", [5], [{}]])

@@ -41,12 +41,17 @@ FAILURE = attempt_pb2.CallFailure(
     capture_key="rollout-a1", call_id="c3", reason="unresolved_parent", detail="no_match"
 )
 
+WITHDRAWAL = attempt_pb2.CallWithdrawal(
+    capture_key="rollout-a1", call_id="c4", reason="REQUEST_REFUSED"
+)
+
 
 @pytest.mark.requirement("LED-3")
 def test_records_parse_as_the_peer_parses_them() -> None:
     entries = (
         attempt_pb2.ManifestEntry(record=RECORD),
         attempt_pb2.ManifestEntry(failure=FAILURE),
+        attempt_pb2.ManifestEntry(withdrawal=WITHDRAWAL),
     )
     manifest = json.loads(manifest_json("rollout-a1", Manifest(attempt_pb2.Attempt(), entries)))
     assert manifest.keys() == {"schema_version", "rollout_id", "records", "failures"}

@@ -104,8 +104,40 @@ def test_tokens_in_a_message_are_refused(name: str) -> None:
 )
 def test_refused_verdicts(reason: er.ErrorReason.ValueType, status: int, code: str) -> None:
     refused = capture_admission_pb2.Refused(reason=reason, message="open another")
-    refusal = refusals.refused_verdict("k", refused)
+    refusal = refusals.refused_verdict("k", "c", refused)
     assert (refusal.status, refusal.code) == (status, code)
+
+
+@pytest.mark.requirement("CAP-7")
+@pytest.mark.parametrize(
+    ("reason", "code", "advice"),
+    [
+        (er.ERROR_REASON_AMBIGUOUS_HISTORY, "ambiguous_history", "with their ids"),
+        (er.ERROR_REASON_HISTORY_CLAIM_REFUSED, "history_claim_refused", "whole history"),
+        (er.ERROR_REASON_HISTORY_REQUIRED, "history_required", "whole history"),
+        (er.ERROR_REASON_MODE_MISMATCH, "mode_mismatch", "capture mode"),
+        (er.ERROR_REASON_CONFIGURATION_CHANGED, "configuration_changed", "another attempt"),
+        (er.ERROR_REASON_CANDIDATE_WITHOUT_PROOF, "candidate_without_proof", "paired releases"),
+    ],
+)
+def test_refusals_of_an_attempts_mode_say_what_to_do(
+    reason: er.ErrorReason.ValueType, code: str, advice: str
+) -> None:
+    """As a verdict and as a service's error alike: 422, facts for programs, advice for people."""
+    facts = {"candidates": "c1,c2", "capture_key": "k", "call_id": "c"}
+    verdict = capture_admission_pb2.Refused(
+        reason=reason, message="calls c1 and c2 fit.", metadata={"candidates": "c1,c2"}
+    )
+    error = refused(reason, metadata=facts)
+    error.message = "calls c1 and c2 fit"
+    for refusal in (refusals.refused_verdict("k", "c", verdict), refusals.of_service(error)):
+        assert (refusal.status, refusal.code, refusal.reason) == (422, code, reason)
+        assert refusal.message.startswith("Calls c1 and c2 fit. ")
+        assert advice in refusal.message
+        assert refusal.message.endswith(" Nothing was generated.")
+        assert refusal.facts == facts
+        assert refusal.refusal().facts == facts
+        assert json.loads(refusal.body())["error"]["type"] == "invalid_request_error"
 
 
 def away(reason: er.ErrorReason.ValueType = er.ERROR_REASON_PEER_UNAVAILABLE) -> CallforestError:

@@ -128,12 +128,12 @@ def test_record_is_of_the_served_items_and_they_are_recognised() -> None:
     output = json.loads(served.body)["output"]
     assert served.items == output
     assert served.response_id == "chatcmpl-77"
-    assert request.scan is not None
+    assert request.evidence.scan is not None
     turns = [{"role": "user", "content": "go"}, *output]
     echoed = [*turns, {"type": "function_call_output", "call_id": "c1", "output": "done"}]
     again = core.read_request(json.dumps({"input": echoed}).encode(), Dialect.RESPONSES)
-    expected = request.scan.continued(served.items).fingerprint
-    assert again.probe.assistant_fingerprint == expected == assistant_fingerprint(turns)
+    expected = request.evidence.scan.continued(served.items).fingerprint
+    assert again.evidence.probe.assistant_fingerprint == expected == assistant_fingerprint(turns)
     (assistant,) = [one for one in json.loads(again.body)["messages"] if "tool_calls" in one]
     assert assistant == {
         "role": "assistant",

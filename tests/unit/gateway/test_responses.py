@@ -281,17 +281,17 @@ def test_items_are_fingerprinted_as_received() -> None:
     fields = {"input": turns, "instructions": "be brief", "tools": [TOOL]}
     request = core.read_request(json.dumps(fields).encode(), Dialect.RESPONSES)
     items = request_items(fields, Dialect.RESPONSES)
-    assert request.probe.item_count == len(items) == 6
-    assert request.probe.assistant_fingerprint == assistant_fingerprint(items)
+    assert request.evidence.probe.item_count == len(items) == 6
+    assert request.evidence.probe.assistant_fingerprint == assistant_fingerprint(items)
     chat = {"role": "assistant", "content": "ok", "tool_calls": [chat_call()]}
-    assert request.probe.assistant_fingerprint == assistant_fingerprint([GO, chat])
+    assert request.evidence.probe.assistant_fingerprint == assistant_fingerprint([GO, chat])
     assert json.loads(request.body)["messages"][0] == {"role": "system", "content": "be brief"}
 
 
 def test_render_options_are_of_what_the_engine_gets() -> None:
     def digest(**fields: object) -> bytes:
         body = json.dumps({"input": [GO], **fields}).encode()
-        replay = core.read_request(body, Dialect.RESPONSES).replay
+        replay = core.read_request(body, Dialect.RESPONSES).evidence.replay
         assert replay is not None
         return replay.render_digest
 

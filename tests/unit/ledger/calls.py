@@ -13,10 +13,10 @@ from callforest.capture.v1 import (
     commit_coords_pb2,
     completion_pb2,
 )
-from callforest.ledger.v1 import ledger_event_pb2
+from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
 from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION, ConversationScan
-from callforest_mesh.ledger import core
-from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger import commits, core
+from callforest_mesh.ledger.attempt import CHAIN, AttemptView
 from callforest_mesh.ledger.core import Decision
 
 TENANT = "acme"
@@ -63,6 +63,15 @@ def intent(
     )
     made.admit_time.FromSeconds(1_700_000_000)
     return made
+
+
+def asking(
+    items: Items, *, key: str = KEY, version: int = FINGERPRINT_VERSION
+) -> ledger_service_pb2.FindPredecessorRequest:
+    """Make the question whom a request would continue."""
+    return ledger_service_pb2.FindPredecessorRequest(
+        tenant=TENANT, capture_key=key, chain=probe(items, version=version)
+    )
 
 
 def record(
@@ -119,11 +128,28 @@ def failure(
     return attempt_pb2.CallFailure(capture_key=key, call_id=call_id, reason=reason, detail=detail)
 
 
+def withdrawal(
+    call_id: str, reason: str = "REQUEST_REFUSED", *, detail: str = "", key: str = KEY
+) -> attempt_pb2.CallWithdrawal:
+    return attempt_pb2.CallWithdrawal(
+        capture_key=key, call_id=call_id, reason=reason, detail=detail
+    )
+
+
+def first_told(answer: capture_admission_pb2.Verdict) -> capture_admission_pb2.Verdict:
+    """Give what a repeat was told without what only repeats are told."""
+    assert answer.HasField("earlier")
+    told = capture_admission_pb2.Verdict()
+    told.CopyFrom(answer)
+    told.ClearField("earlier")
+    return told
+
+
 class Attempt:
     """An attempt without a store: its log and the view that follows it."""
 
-    def __init__(self) -> None:
-        opened = core.opened_event(TENANT, KEY, 0, REQUEST_ID)
+    def __init__(self, mode: attempt_pb2.CaptureMode.ValueType = CHAIN) -> None:
+        opened = core.opened_event(TENANT, KEY, 0, REQUEST_ID, mode)
         self.log: list[ledger_event_pb2.LedgerEvent] = [opened]
         self.view = AttemptView(opened.attempt_opened)
 
@@ -139,10 +165,13 @@ class Attempt:
         return self.apply(core.record_intent(self.view, intent(call_id, items, body=body))).answer
 
     def commit(self, committed: call_record_pb2.CallRecord) -> None:
-        self.apply(core.commit_record(self.view, committed))
+        self.apply(commits.commit_record(self.view, committed))
 
     def fail(self, failed: attempt_pb2.CallFailure) -> None:
-        self.apply(core.commit_failure(self.view, failed))
+        self.apply(commits.commit_failure(self.view, failed))
+
+    def withdraw(self, withdrawn: attempt_pb2.CallWithdrawal) -> None:
+        self.apply(commits.commit_withdrawal(self.view, withdrawn))
 
     def close(self) -> None:
         self.apply(core.close(self.view, KEY))
@@ -167,4 +196,6 @@ def facts(view: AttemptView) -> tuple[object, ...]:
         view.call_count,
         view.chain.manifest(),
         {call_id: view.call(call_id) for call_id in view._calls},
+        {body: tuple(calls) for body, calls in view._unkeyed.items()},
+        view.intent_count,
     )

@@ -6,7 +6,7 @@ import pytest
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
-from callforest_mesh.ledger import core
+from callforest_mesh.ledger import commits, core
 from callforest_mesh.ledger.attempt import CLOSED, SEALED, AttemptView, LogError
 from tests.unit.ledger.calls import (
     FIRST,
@@ -14,10 +14,10 @@ from tests.unit.ledger.calls import (
     SECOND,
     THIRD,
     Attempt,
+    asking,
     failure,
     intent,
     length,
-    probe,
     record,
     said,
     user,
@@ -71,7 +71,7 @@ def test_an_unresolved_call_leaves_its_failure_row_at_once(chain: Attempt) -> No
     assert chain.view.failure_count == 1
     assert chain.view.pending_call_ids() == [], "a call with a failure row is not pending"
     with pytest.raises(Refusal) as caught:
-        core.commit_record(chain.view, record("b"))
+        commits.commit_record(chain.view, record("b"))
     assert caught.value.reason == er.ERROR_REASON_CALL_MISMATCH
 
 
@@ -93,11 +93,11 @@ def test_an_ambiguity_names_the_candidates_as_far_as_there_is_room(chain: Attemp
 @pytest.mark.requirement("LED-2")
 def test_finding_a_predecessor_announces_nothing(chain: Attempt) -> None:
     before = chain.view.revision
-    found = core.find_predecessor(chain.view, KEY, probe(SECOND))
+    found = core.find_predecessor(chain.view, asking(SECOND))
     assert found == core.record_intent(chain.view, intent("b", SECOND)).answer
     assert chain.view.revision == before
     chain.close()
-    assert core.find_predecessor(chain.view, KEY, probe(SECOND)).HasField("refused")
+    assert core.find_predecessor(chain.view, asking(SECOND)).HasField("refused")
 
 
 @pytest.mark.requirement("LED-1")
@@ -110,13 +110,13 @@ def test_a_record_without_fingerprints_has_no_children(attempt: Attempt) -> None
 
 
 def test_other_fingerprint_rules_never_match(attempt: Attempt) -> None:
-    newer = probe([said("x")], version=3)
+    newer = asking([said("x")], version=3)
     assert core.judge(attempt.view, newer).HasField("root"), "no rows: seeded"
     attempt.admit("a")
     attempt.commit(record("a", version=3))
-    assert core.judge(attempt.view, probe(SECOND)).HasField("uncaptured")
-    assert core.judge(attempt.view, probe(SECOND, version=3)).HasField("uncaptured")
-    assert core.judge(attempt.view, probe(FIRST, version=3)).HasField("root")
+    assert core.judge(attempt.view, asking(SECOND)).HasField("uncaptured")
+    assert core.judge(attempt.view, asking(SECOND, version=3)).HasField("uncaptured")
+    assert core.judge(attempt.view, asking(FIRST, version=3)).HasField("root")
 
 
 @pytest.mark.requirement("LED-13")
@@ -135,7 +135,7 @@ def test_coordinates_that_leave_their_admission_are_refused_with_a_row(
         wrong.coords.parent_call_id = "b0"
     elif fault == "length":
         wrong.coords.prev_token_count = 5
-    decision = core.commit_record(chain.view, wrong)
+    decision = commits.commit_record(chain.view, wrong)
     assert decision.refusal is not None
     assert decision.refusal.reason == er.ERROR_REASON_COORDINATES_MISMATCH
     field = "prev_token_count" if fault == "length" else "parent_call_id"
@@ -147,7 +147,7 @@ def test_coordinates_that_leave_their_admission_are_refused_with_a_row(
         if seal:
             chain.seal()
         with pytest.raises(Refusal) as caught:
-            core.commit_record(chain.view, wrong)
+            commits.commit_record(chain.view, wrong)
         assert caught.value.reason == er.ERROR_REASON_COORDINATES_MISMATCH
     assert chain.view.record_count == 1
 
@@ -155,9 +155,9 @@ def test_coordinates_that_leave_their_admission_are_refused_with_a_row(
 @pytest.mark.requirement("LED-13")
 def test_right_coordinates_after_wrong_ones_do_not_clean_the_call(chain: Attempt) -> None:
     chain.admit("b", SECOND)
-    chain.apply(core.commit_record(chain.view, record("b", SECOND, "B")))
+    chain.apply(commits.commit_record(chain.view, record("b", SECOND, "B")))
     with pytest.raises(Refusal) as caught:
-        core.commit_record(chain.view, record("b", SECOND, "B", parent=record("a")))
+        commits.commit_record(chain.view, record("b", SECOND, "B", parent=record("a")))
     assert caught.value.facts["field"] == "failure"
 
 
@@ -213,7 +213,7 @@ def test_an_attempt_takes_so_many_calls_and_no_more(
 ) -> None:
     monkeypatch.setattr(core, "CALLS_MAX", 1)
     assert core.record_intent(chain.view, intent("b")).answer.HasField("refused")
-    assert core.find_predecessor(chain.view, KEY, probe(SECOND)).HasField("refused")
+    assert core.find_predecessor(chain.view, asking(SECOND)).HasField("refused")
     assert core.record_intent(chain.view, intent("a")).answer.HasField("root"), "a repeat"
 
 
@@ -259,10 +259,10 @@ def test_no_events_are_no_attempt() -> None:
 def test_a_record_within_another_trace_is_the_same(chain: Attempt) -> None:
     traced = record("a")
     traced.traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    assert core.commit_record(chain.view, traced).events == (), "a repeat"
+    assert commits.commit_record(chain.view, traced).events == (), "a repeat"
     other = record("a", answer="Z")
     other.traceparent = traced.traceparent
     with pytest.raises(Refusal) as refused:
-        core.commit_record(chain.view, other)
+        commits.commit_record(chain.view, other)
     assert refused.value.reason == er.ERROR_REASON_CALL_MISMATCH
     assert refused.value.facts["field"] != "traceparent"

@@ -23,9 +23,9 @@ from tests.unit.ledger.calls import (
     KEY,
     SECOND,
     TENANT,
+    asking,
     failure,
     intent,
-    probe,
     record,
     said,
     user,
@@ -108,7 +108,7 @@ async def test_no_reader_sees_what_is_not_durable(bench: Bench) -> None:
     await reach(bench.lmdb)
     readers = [
         asyncio.ensure_future(bench.ledger.has_rows(ATTEMPT)),
-        asyncio.ensure_future(bench.ledger.find_predecessor(ATTEMPT, probe(SECOND))),
+        asyncio.ensure_future(bench.ledger.find_predecessor(asking(SECOND))),
         asyncio.ensure_future(bench.rows()),
     ]
     done, _ = await asyncio.wait([commit, *readers], timeout=0.05)

@@ -10,9 +10,18 @@ import pytest
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import reason_name
 from callforest_core.refusal import Refusal
-from callforest_mesh.ledger import core
+from callforest_mesh.ledger import commits, core
 from callforest_mesh.ledger.attempt import AttemptView
-from tests.unit.ledger.calls import CAPTURE_FAILED, Attempt, facts, failure, intent, record
+from tests.unit.ledger.calls import (
+    CAPTURE_FAILED,
+    Attempt,
+    facts,
+    failure,
+    first_told,
+    intent,
+    record,
+    withdrawal,
+)
 
 ATTEMPT_STATES = ("OPEN", "CLOSED", "SEALED")
 OTHER_REASON = "request_finished_without_staged_coordinates"
@@ -20,10 +29,14 @@ OTHER_REASON = "request_finished_without_staged_coordinates"
 REQUESTS: dict[str, Callable[[AttemptView], core.Decision]] = {
     "intent same": lambda view: core.record_intent(view, intent("c")),
     "intent other": lambda view: core.record_intent(view, intent("c", body="other")),
-    "record same": lambda view: core.commit_record(view, record("c")),
-    "record other": lambda view: core.commit_record(view, record("c", answer="Z")),
-    "failure same": lambda view: core.commit_failure(view, failure("c", detail="told otherwise")),
-    "failure other": lambda view: core.commit_failure(view, failure("c", OTHER_REASON)),
+    "record same": lambda view: commits.commit_record(view, record("c")),
+    "record other": lambda view: commits.commit_record(view, record("c", answer="Z")),
+    "failure same": lambda view: commits.commit_failure(
+        view, failure("c", detail="told otherwise")
+    ),
+    "failure other": lambda view: commits.commit_failure(view, failure("c", OTHER_REASON)),
+    "withdrawal same": lambda view: commits.commit_withdrawal(view, withdrawal("c", detail="x")),
+    "withdrawal other": lambda view: commits.commit_withdrawal(view, withdrawal("c", "OTHER")),
 }
 # What comes of each: the number of events, or the refusal. `kept` is a record that stands, `shut`
 # is a refused verdict.
@@ -35,6 +48,8 @@ TABLE: dict[str, dict[str, str]] = {
         "record other": "CALL_NOT_ADMITTED CALL_NOT_ADMITTED ATTEMPT_SEALED",
         "failure same": "CALL_NOT_ADMITTED CALL_NOT_ADMITTED ATTEMPT_SEALED",
         "failure other": "CALL_NOT_ADMITTED CALL_NOT_ADMITTED ATTEMPT_SEALED",
+        "withdrawal same": "CALL_NOT_ADMITTED CALL_NOT_ADMITTED ATTEMPT_SEALED",
+        "withdrawal other": "CALL_NOT_ADMITTED CALL_NOT_ADMITTED ATTEMPT_SEALED",
     },
     "pending": {
         "intent same": "0 0 0",
@@ -43,6 +58,8 @@ TABLE: dict[str, dict[str, str]] = {
         "record other": "1 1 ATTEMPT_SEALED",
         "failure same": "1 1 ATTEMPT_SEALED",
         "failure other": "1 1 ATTEMPT_SEALED",
+        "withdrawal same": "1 1 ATTEMPT_SEALED",
+        "withdrawal other": "1 1 ATTEMPT_SEALED",
     },
     "failed": {
         "intent same": "0 0 0",
@@ -51,6 +68,8 @@ TABLE: dict[str, dict[str, str]] = {
         "record other": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
         "failure same": "0 0 0",
         "failure other": "1 1 ATTEMPT_SEALED",
+        "withdrawal same": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
+        "withdrawal other": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
     },
     "committed": {
         "intent same": "0 0 0",
@@ -59,6 +78,18 @@ TABLE: dict[str, dict[str, str]] = {
         "record other": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
         "failure same": "kept kept kept",
         "failure other": "kept kept kept",
+        "withdrawal same": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
+        "withdrawal other": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
+    },
+    "withdrawn": {
+        "intent same": "1 shut shut",
+        "intent other": "CALL_MISMATCH shut shut",
+        "record same": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
+        "record other": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
+        "failure same": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
+        "failure other": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
+        "withdrawal same": "0 0 0",
+        "withdrawal other": "CALL_MISMATCH CALL_MISMATCH ATTEMPT_SEALED",
     },
 }
 
@@ -84,6 +115,8 @@ def _attempt(case: Case) -> Attempt:
         assert attempt.admit("c").HasField("root")
     if case.call == "failed":
         attempt.fail(failure("c"))
+    elif case.call == "withdrawn":
+        attempt.withdraw(withdrawal("c"))
     elif case.call == "committed":
         attempt.commit(record("c"))
     if case.state != "OPEN":
@@ -107,9 +140,9 @@ def _outcome(decision: core.Decision) -> str:
 
 
 def test_the_table_is_whole() -> None:
-    assert set(TABLE) == {"none", "pending", "failed", "committed"}
+    assert set(TABLE) == {"none", "pending", "failed", "committed", "withdrawn"}
     assert all(set(row) == set(REQUESTS) for row in TABLE.values())
-    assert len(CASES) == 4 * 6 * 3
+    assert len(CASES) == 5 * 8 * 3
 
 
 @pytest.mark.requirement("LED-1")
@@ -131,7 +164,7 @@ def test_first_rows_stand_and_repeats_change_nothing(case: Case) -> None:
         again = REQUESTS[case.request](attempt.view)
         assert not again.events
         if case.request.startswith("intent"):
-            assert again.answer == decision.answer
+            assert first_told(again.answer) == decision.answer
     assert facts(attempt.replayed()) == facts(attempt.view)
 
 
@@ -141,8 +174,8 @@ def test_a_repeat_is_answered_as_at_first() -> None:
     first = attempt.admit("c")
     attempt.commit(record("c"))
     attempt.seal()
-    assert core.record_intent(attempt.view, intent("c")).answer == first
-    again = core.commit_record(attempt.view, record("c"))
+    assert first_told(core.record_intent(attempt.view, intent("c")).answer) == first
+    again = commits.commit_record(attempt.view, record("c"))
     assert again.answer.revision == attempt.view.revision
     assert not again.answer.kept_record
 
@@ -165,7 +198,7 @@ def test_a_mismatch_names_the_field() -> None:
         (bare, "fingerprints.version"),
     ):
         with pytest.raises(Refusal) as caught:
-            core.commit_record(attempt.view, changed)
+            commits.commit_record(attempt.view, changed)
         assert caught.value.facts["field"] == field
 
 
@@ -177,27 +210,27 @@ def test_a_failed_call_poisons_and_never_becomes_a_row() -> None:
     shown = attempt.view.attempt(superseded=False)
     assert (shown.record_count, shown.failure_count, list(shown.pending_call_ids)) == (0, 1, [])
     with pytest.raises(Refusal) as caught:
-        core.commit_record(attempt.view, record("c"))
+        commits.commit_record(attempt.view, record("c"))
     assert caught.value.facts["field"] == "failure"
 
 
 def test_failure_rows_of_one_call_have_a_limit() -> None:
     attempt = Attempt()
     attempt.admit("c")
-    for number in range(core.FAILURES_MAX):
+    for number in range(commits.FAILURES_MAX):
         attempt.fail(failure("c", f"reason_{number}"))
     with pytest.raises(Refusal) as caught:
-        core.commit_failure(attempt.view, failure("c", "one_more"))
+        commits.commit_failure(attempt.view, failure("c", "one_more"))
     assert caught.value.reason == er.ERROR_REASON_CALL_MISMATCH
-    assert not core.commit_failure(attempt.view, failure("c", "reason_0")).events
+    assert not commits.commit_failure(attempt.view, failure("c", "reason_0")).events
 
 
 def test_an_attempt_that_was_never_opened() -> None:
     verdict = core.record_intent(None, intent("c")).answer
     assert verdict.refused.reason == er.ERROR_REASON_ATTEMPT_NOT_FOUND
     for ask in (
-        lambda: core.commit_record(None, record("c")),
-        lambda: core.commit_failure(None, failure("c", CAPTURE_FAILED)),
+        lambda: commits.commit_record(None, record("c")),
+        lambda: commits.commit_failure(None, failure("c", CAPTURE_FAILED)),
         lambda: core.close(None, "r1"),
         lambda: core.seal(None, "r1"),
     ):

@@ -62,6 +62,16 @@ def words(settings: list[str]) -> list[str]:
         ),
         (["up", "--config", "none.yaml"], WRONG, "none.yaml cannot be read"),
         (["up", *words(["gateway.control_token=x"]), *SCRIPTED], WRONG, CONTROL_TOKEN_VARIABLE),
+        (
+            ["up", *words(["finalizer.selection_policy=no_such.training:choose"]), *SCRIPTED],
+            WRONG,
+            "no_such.training cannot be imported",
+        ),
+        (
+            ["up", *words(["finalizer.min_valid_fraction_per_group=2.0"]), *SCRIPTED],
+            WRONG,
+            "min_valid_fraction_per_group must be above 0",
+        ),
         (["show", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
         (["verify", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
         (
@@ -69,6 +79,10 @@ def words(settings: list[str]) -> list[str]:
             NO,
             "use the lmdb store",
         ),
+        (["verify", "--store", "none"], NO, "none holds no store"),
+        (["compact", "ledger"], NO, "run it where the ledger store is"),
+        (["backup", "staging", "copies"], NO, "run it where the staging store is"),
+        (["gc"], NO, "run gc where all three stores are"),
         (["conformance", "check", "nothing", "x"], WRONG, "nothing"),
         (["conformance", "check", "lineage", "none.jsonl"], WRONG, "none.jsonl"),
         (["conformance", "eval", "lineage", "none.jsonl"], WRONG, "none.jsonl"),
@@ -83,7 +97,14 @@ def test_what_is_wrong_is_said(
     assert not captured.out
 
 
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["serve"], ["conformance"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["nothing"], ["serve"], ["conformance"]),
+        *(["verify"], ["verify", "key", "--store"], ["compact"], ["compact", "gateway"]),
+        *(["backup", "staging"], ["gc", "--late-age", "-1"], ["gc", "--retention", "long"]),
+    ],
+)
 def test_half_a_command_line_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -45,6 +45,17 @@ def test_a_report_counts_and_names() -> None:
     assert "receipt  group g slot 0  reward 0.5" in lines
 
 
+@pytest.mark.requirement("LED-2")
+def test_a_report_shows_what_was_withdrawn_apart_from_what_failed() -> None:
+    made = manifest(record("a"))
+    withdrawn = attempt_pb2.CallWithdrawal(call_id="w", reason="REQUEST_REFUSED", detail="too long")
+    entry = attempt_pb2.ManifestEntry(withdrawal=withdrawn)
+    made = type(made)(made.attempt, (*made.entries, entry))
+    lines = report(made, None)
+    assert lines[1] == "  1 calls committed, 0 failed, 1 withdrawn, 0 pending"
+    assert "  withdrawn w  REQUEST_REFUSED: too long" in lines
+
+
 def test_a_report_says_why_nothing_trains() -> None:
     made = manifest(record("a"))
     failure = attempt_pb2.CallFailure(
@@ -88,14 +99,17 @@ def test_a_graph_has_a_box_a_call_and_an_edge_a_parent() -> None:
         for one in drawn.iter()
         if one.tag.endswith("rect") and one.get("stroke") == "black"
     ]
-    assert len(set(places)) == 6, "no box hides another"
+    assert len(places) == len(set(places)) == 6 + 2, "no box or row segment hides another"
 
 
 def test_names_are_escaped() -> None:
     made = manifest(record("<script>"))
     made.attempt.capture_key = "a&b"
-    assert "<script>" not in draw(made, None)
-    ET.fromstring(draw(made, None))
+    finalized = receipt("<script>")
+    finalized.capture_key = made.attempt.capture_key
+    for known in (None, finalized):
+        assert "<script>" not in draw(made, known)
+        ET.fromstring(draw(made, known))
 
 
 def test_an_empty_attempt_can_be_drawn() -> None:

@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from callforest_mesh.worker.engine import EngineRefusalError, WeightVersionSpan
-from callforest_mesh.worker.vllm.capture import Capture, CapturingClient, current_capture
+from callforest_core.custody.capture_input import HistoryMatch
+from callforest_core.custody.reasoning import ReasoningReader
+from callforest_mesh.worker.engine import EngineRefusalError, PrefixEvidence, WeightVersionSpan
+from callforest_mesh.worker.vllm.capture import (
+    Capture,
+    CapturingClient,
+    PromptMeasured,
+    current_capture,
+)
 
 END = 9
 PROMPT = [1, 2, 3]
@@ -70,12 +77,20 @@ def capture() -> Iterator[Capture]:
     current_capture.reset(token)
 
 
+def client_of(inner: ScriptedClient, context: int = 20) -> CapturingClient:
+    return CapturingClient(
+        inner,
+        context_token_count=context,
+        terminators=frozenset([END]),
+        reader=ReasoningReader(lambda token_ids: "".join(map(chr, token_ids))),
+        weight_version=3,
+    )
+
+
 async def generate(
     inner: ScriptedClient, *, kind: str = "token", context: int = 20, **changes: Any
 ) -> list[Any]:
-    client = CapturingClient(
-        inner, context_token_count=context, terminators=frozenset([END]), weight_version=3
-    )
+    client = client_of(inner, context)
     prompt = {"type": kind, "prompt_token_ids": PROMPT, "prompt": "text", "cache_salt": "s"}
     outputs = client.generate(prompt, sampling(**changes), "call-1", priority=0)
     return [output async for output in outputs]
@@ -133,12 +148,7 @@ async def test_a_request_outside_a_call_passes_untouched() -> None:
     (output,) = await generate(inner)
     assert inner.asked[0]["sampling"].logprobs is None
     assert output.outputs[0].logprobs is not None
-    assert (
-        CapturingClient(
-            inner, context_token_count=1, terminators=frozenset(), weight_version=0
-        ).name
-        == "inner"
-    )
+    assert client_of(inner).name == "inner"
 
 
 @pytest.mark.requirement("CAP-7")
@@ -178,9 +188,7 @@ async def test_the_prefix_takes_the_place_of_the_history(capture: Capture) -> No
     inner = ScriptedClient()
     capture.prefix = np.array([7, 8], np.uint32)
     capture.history_render = np.array([1, END], np.uint32)
-    client = CapturingClient(
-        inner, context_token_count=8, terminators=frozenset([END]), weight_version=3
-    )
+    client = client_of(inner, 8)
     prompt = {"type": "token", "prompt_token_ids": [1, END, 6], "prompt": "t", "cache_salt": "s"}
     capture.asked_token_count = 100
     outputs = [output async for output in client.generate(prompt, sampling(), "call-1")]
@@ -192,6 +200,56 @@ async def test_the_prefix_takes_the_place_of_the_history(capture: Capture) -> No
     }
     assert capture.prompt_ids.tolist() == [7, 8, END, 6]
     assert inner.asked[0]["sampling"].max_tokens == 4
+
+
+def in_forest(capture: Capture, match: HistoryMatch = HistoryMatch.EXACT) -> None:
+    capture.prefix = np.array([7, 8], np.uint32)
+    capture.history_render = np.array([1, END], np.uint32)
+    capture.evidence = PrefixEvidence(match, bytes(32))
+
+
+@pytest.mark.requirement("ADM-5", "ADM-6")
+async def test_in_forest_mode_the_renderings_decide(capture: Capture) -> None:
+    in_forest(capture)
+    inner = ScriptedClient()
+    prompt = {"type": "token", "prompt_token_ids": [1, END, 6], "prompt": "t"}
+    assert [output async for output in client_of(inner).generate(prompt, sampling(), "call-1")]
+    assert inner.asked[0]["prompt"] == {"type": "token", "prompt_token_ids": [7, 8, END, 6]}
+    assert capture.decision is not None
+    assert capture.decision.is_spliced
+    assert (capture.decision.prefix_cut, capture.decision.render_cut) == (2, 1)
+
+
+@pytest.mark.requirement("ADM-5")
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("token", "boundary_not_found"), ("multimodal", "unsupported_prompt")]
+)
+async def test_what_is_not_proven_goes_in_as_it_was_rendered(
+    capture: Capture, kind: str, reason: str
+) -> None:
+    in_forest(capture)
+    inner = ScriptedClient()
+    await generate(inner, kind=kind)
+    assert inner.asked[0]["prompt"]["prompt_token_ids"] == PROMPT
+    assert inner.asked[0]["prompt"]["prompt"] == "text"
+    assert capture.decision is not None
+    assert (capture.decision.is_spliced, capture.decision.reason) == (False, reason)
+    assert capture.prefix_refused == ""
+    assert capture.generated_ids.tolist() == [4, 5]
+
+
+@pytest.mark.requirement("CAP-10")
+async def test_a_measured_call_ends_before_the_engine(capture: Capture) -> None:
+    in_forest(capture)
+    capture.is_measured = True
+    inner = ScriptedClient()
+    prompt = {"type": "token", "prompt_token_ids": [1, END, 6]}
+    with pytest.raises(PromptMeasured):
+        client_of(inner).generate(prompt, sampling(), "call-1")
+    assert capture.prompt_ids.tolist() == [7, 8, END, 6]
+    assert not inner.asked
+    with pytest.raises(EngineRefusalError, match="maximum context length"):
+        client_of(inner, 4).generate(prompt, sampling(), "call-1")
 
 
 async def test_a_prompt_with_media_is_not_spliced(capture: Capture) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from callforest_mesh.worker.vllm.configuration_digest import digest_configuration
 from callforest_mesh.worker.vllm.weight_file import (
     read_shapes,
     require_same_tensors,
@@ -65,23 +64,3 @@ def test_refuses_tensors_of_another_model(offered: dict[str, tuple[int, ...]]) -
     require_same_tensors(expected, dict(expected))
     with pytest.raises(ValueError, match="not this model's"):
         require_same_tensors(expected, offered)
-
-
-def test_configuration_digest_covers_every_file_that_makes_tokens(tmp_path: Path) -> None:
-    names = ("config.json", "tokenizer.json", "chat_template.jinja", "generation_config.json")
-    for name in names:
-        (tmp_path / name).write_text("x")
-    digests = {digest_configuration(tmp_path, None)}
-    for name in names:
-        (tmp_path / name).write_text("y")
-        digests.add(digest_configuration(tmp_path, None))
-    (tmp_path / "override").write_text("z")
-    digests.add(digest_configuration(tmp_path, tmp_path / "override"))
-    assert len(digests) == 6
-    before = digest_configuration(tmp_path, None)
-    (tmp_path / "model.safetensors").write_text("weights")
-    assert digest_configuration(tmp_path, None) == before
-    assert len(before) == 32
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(FileNotFoundError):
-        digest_configuration(tmp_path, None)

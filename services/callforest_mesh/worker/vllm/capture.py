@@ -17,11 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from callforest_core.custody.capture_input import (
+    Candidate,
+    CaptureDecision,
+    Rendering,
+    decide_capture_input,
+)
 from callforest_core.custody.errors import SpliceRefusedError
+from callforest_core.custody.reasoning import ReasoningReader
 from callforest_core.custody.splice import splice_prefix
 from callforest_mesh.worker.engine import (
     EngineRefusalError,
     Logprobs,
+    PrefixEvidence,
     Scalar,
     TokenIds,
     WeightVersionSpan,
@@ -54,19 +62,28 @@ class CaptureFaultError(Exception):
     """The engine gave back something that cannot be a capture; the message says what."""
 
 
+class PromptMeasured(Exception):  # noqa: N818 - the end of a measured call, not an error
+    """A measured call has reached the engine, and goes no further."""
+
+
 @dataclass(slots=True, eq=False)
 class Capture:
     """One call, as it crosses the engine boundary.
 
-    The first four are set before the call, the others by the `CapturingClient`.
+    Those up to `is_measured` are set before the call, the others by the `CapturingClient`.
 
     Attributes:
         prefix: tokens of the parent call, to replace the re-rendered history; None for a root.
+        evidence: of the prefix in forest mode; None in chain mode.
         history_render: the rendering up to and including the last assistant message, without
-            generation prompt; set when there is a prefix.
-        prefix_refused: why the prefix is not placed; "" while it may be.
+            generation prompt; set when there is a prefix and such a message.
+        spellings: the same rendering for each spelling of missing text, where the evidence asks
+            for it; None for one that cannot be rendered.
+        prefix_refused: why the prefix is not placed; "" while it may be, and in forest mode.
         asked_token_count: most tokens that the client allows; None to leave it to the serving
             layer, which knows the length of the rendering only.
+        is_measured: the call ends before the engine, with `PromptMeasured`.
+        decision: what became of a prefix with evidence.
         prompt_ids: what the model saw, [prompt].
         generated_ids: what it sampled, [generation]; empty when the capture failed.
         logprobs: of each sampled token, [generation].
@@ -78,9 +95,13 @@ class Capture:
     """
 
     prefix: TokenIds | None = None
+    evidence: PrefixEvidence | None = None
     history_render: TokenIds | None = None
+    spellings: tuple[TokenIds | None, ...] = ()
     prefix_refused: str = ""
     asked_token_count: int | None = None
+    is_measured: bool = False
+    decision: CaptureDecision | None = None
     prompt_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.uint32))
     generated_ids: TokenIds = field(default_factory=lambda: np.empty(0, np.uint32))
     logprobs: Logprobs = field(default_factory=lambda: np.empty(0, np.float32))
@@ -109,6 +130,7 @@ class CapturingClient:
         inner: the real engine client (`vllm.engine.protocol.EngineClient`).
         context_token_count: most tokens a prompt and its generation may have together.
         terminators: ids that end an assistant turn.
+        reader: finds reasoning in turns.
         weight_version: version of the weights that are loaded now; its owner keeps it current.
     """
 
@@ -118,11 +140,13 @@ class CapturingClient:
         *,
         context_token_count: int,
         terminators: frozenset[int],
+        reader: ReasoningReader,
         weight_version: int,
     ) -> None:
         self._inner = inner
         self._context_token_count = context_token_count
         self._terminators = terminators
+        self._reader = reader
         self.weight_version = weight_version
 
     def __getattr__(self, name: str) -> Any:
@@ -135,6 +159,7 @@ class CapturingClient:
 
         Raises:
             EngineRefusalError: the prompt leaves no room for a generation.
+            PromptMeasured: the call is only measured; nothing reached the engine.
         """
         capture = current_capture.get()
         if capture is None:
@@ -144,6 +169,8 @@ class CapturingClient:
             return outputs
         prompt = self._place_prefix(capture, prompt)
         self._limit_generation(capture, sampling_params)
+        if capture.is_measured:
+            raise PromptMeasured
         hide = sampling_params.logprobs is None and not sampling_params.logprob_token_ids
         if hide:
             sampling_params.logprobs = 0  # the sampled token's alone
@@ -159,25 +186,53 @@ class CapturingClient:
         """Return the prompt for the engine, and note its ids."""
         rendered = np.asarray(prompt["prompt_token_ids"], np.uint32)
         capture.prompt_ids = rendered
-        if capture.prefix is None or capture.history_render is None or capture.prefix_refused:
+        if capture.prefix is None or capture.prefix_refused:
             return prompt
-        if prompt["type"] != "token":
-            # Placeholder ranges would have to move with the splice.
-            capture.prefix_refused = f"prompt of type {prompt['type']} cannot be spliced"
+        if capture.evidence is not None:
+            self._decide(capture, capture.prefix, capture.evidence, prompt["type"])
+        else:
+            self._splice(capture, capture.prefix, prompt["type"])
+        if capture.prompt_ids is rendered:
             return prompt
-        try:
-            splice = splice_prefix(
-                capture.prefix, rendered, capture.history_render, self._terminators
-            )
-        except SpliceRefusedError as refusal:
-            capture.prefix_refused = refusal.reason
-            return prompt
-        capture.prompt_ids = splice.token_ids
-        spliced = dict(prompt, prompt_token_ids=splice.token_ids.tolist())
+        spliced = dict(prompt, prompt_token_ids=capture.prompt_ids.tolist())
         # Text and offsets describe the rendering that was replaced.
         spliced.pop("prompt", None)
         spliced.pop("prompt_token_offsets", None)
         return spliced
+
+    def _decide(
+        self, capture: Capture, prefix: TokenIds, evidence: PrefixEvidence, prompt_type: str
+    ) -> None:
+        """Let the renderings decide what becomes of the prefix (forest mode)."""
+        decided = decide_capture_input(
+            Candidate(prefix, evidence.chain_hash, evidence.match),
+            Rendering(
+                capture.prompt_ids,
+                capture.history_render,
+                capture.spellings,
+                is_token_list=prompt_type == "token",
+            ),
+            self._terminators,
+            self._reader,
+        )
+        capture.prompt_ids, capture.decision = decided.token_ids, decided.decision
+
+    def _splice(self, capture: Capture, prefix: TokenIds, prompt_type: str) -> None:
+        """Place the prefix, or say why that cannot be done (chain mode)."""
+        if capture.history_render is None:
+            return
+        if prompt_type != "token":
+            # Placeholder ranges would have to move with the splice.
+            capture.prefix_refused = f"prompt of type {prompt_type} cannot be spliced"
+            return
+        try:
+            splice = splice_prefix(
+                prefix, capture.prompt_ids, capture.history_render, self._terminators
+            )
+        except SpliceRefusedError as refusal:
+            capture.prefix_refused = refusal.reason
+            return
+        capture.prompt_ids = splice.token_ids
 
     def _limit_generation(self, capture: Capture, sampling_params: Any) -> None:
         """Keep prompt and generation within the context: the splice changed the prompt's length."""

@@ -8,6 +8,7 @@ import math
 from typing import Any, NoReturn
 
 from callforest_mesh.worker.engine import EngineRefusalError
+from callforest_mesh.worker.spelling import spellings_of
 
 # Fields that would make the served tokens others than the captured ones, or bypass the template.
 # Each with the values that are harmless.
@@ -90,6 +91,15 @@ def history_body(body: dict[str, Any]) -> dict[str, Any] | None:
                 body | {"messages": messages[: index + 1], "add_generation_prompt": False}
             )
     return None
+
+
+def spelled_bodies(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a request once with each spelling of the text that answers lack.
+
+    Copies: the serving layer normalises messages in place.
+    """
+    messages = [message for message in body["messages"] if isinstance(message, dict)]
+    return [copy.deepcopy(body | {"messages": spelled}) for spelled in spellings_of(messages)]
 
 
 def write_response(response: dict[str, Any], *, created: int) -> bytes:

@@ -1,48 +1,89 @@
-"""The digest over everything that decides how a conversation becomes tokens."""
+"""The digest over everything that decides how a conversation becomes tokens (CAP-11)."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
-# What a checkpoint directory may hold beside its weights that shapes rendering or stopping.
-_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
+_SUFFIXES: Final = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken", ".vocab", ".py"})
+"""Of a checkpoint's files beside its weights: configurations, templates, vocabularies, code."""
+_WEIGHT_INDEX: Final = ".index.json"
+
+_RENDERING: Final = (
+    "chat_template_content_format",
+    "default_chat_template_kwargs",
+    "trust_request_chat_template",
+    "trust_request_mm_kwargs",
+    "response_role",
+    "enable_auto_tool_choice",
+    "exclude_tools_when_tool_choice_none",
+    "tool_call_parser",
+    "tool_strict_level",
+    "tokenizer_mode",
+    "tokenizer_revision",
+    "hf_overrides",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "generation_config",
+    "override_generation_config",
 )
+"""The serving layer's own defaults that shape prompts, or what is parsed out of answers."""
+_CODE: Final = ("tool_parser_plugin", "reasoning_parser_plugin")
 
 
-def digest_configuration(model: Path, chat_template: Path | None) -> bytes:
-    """Hash model configuration, chat template and tokenizer files to 32 bytes (SHA-256).
+def digest_configuration(
+    model: Path, chat_template: str | None, arguments: Mapping[str, Any]
+) -> bytes:
+    """Hash model, template, tokenizer, processor and rendering defaults to 32 bytes (SHA-256).
 
-    The layout is, for each present file in the order of its name: length and bytes of the name,
-    length and bytes of the content, lengths as unsigned 64-bit big-endian. A template that
-    overrides the checkpoint's own counts under the name "override".
+    The layout is, for each part in the order of its name: length and bytes of the name, length and
+    bytes of the content, lengths as unsigned 64-bit big-endian. The parts are the checkpoint's
+    files and, if it has a directory of its own, the tokenizer's; the template that overrides the
+    checkpoint's; files of code that parsers are loaded from; and the defaults as JSON.
+
+    Args:
+        model: the checkpoint's directory.
+        chat_template: the template that overrides the checkpoint's, its content; None without one.
+        arguments: the parsed command line of upstream's server.
 
     Raises:
-        FileNotFoundError: the directory has no config.json, or the template does not exist.
+        FileNotFoundError: the directory has no config.json, or a file that is named is not there.
     """
-    contents = {
-        name: (model / name).read_bytes()
-        for name in _FILES
-        if name == "config.json" or (model / name).is_file()
-    }
+    parts = dict(_files_of(model, "model"))
+    if "model/config.json" not in parts:
+        raise FileNotFoundError(f"{model / 'config.json'}")
+    tokenizer = arguments.get("tokenizer")
+    if tokenizer and Path(tokenizer).resolve() != model.resolve():
+        parts.update(_files_of(Path(tokenizer), "tokenizer"))
     if chat_template is not None:
-        contents["override"] = chat_template.read_bytes()
+        parts["override"] = chat_template.encode()
+    for name in _CODE:
+        if path := arguments.get(name):
+            parts[name] = Path(path).read_bytes()
+    defaults = {name: arguments.get(name) for name in _RENDERING}
+    defaults["reasoning_parser"] = reasoning_parser_of(arguments)
+    parts["defaults"] = json.dumps(defaults, sort_keys=True, default=str).encode()
     digest = hashlib.sha256()
-    for name in sorted(contents):
-        for part in (name.encode(), contents[name]):
+    for name in sorted(parts):
+        for part in (name.encode(), parts[name]):
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
     return digest.digest()
+
+
+def reasoning_parser_of(arguments: Mapping[str, Any]) -> str:
+    """Name the reasoning parser of upstream's server; "" for none."""
+    nested = getattr(arguments.get("structured_outputs_config"), "reasoning_parser", "")
+    return str(nested or arguments.get("reasoning_parser") or "")
+
+
+def _files_of(directory: Path, kind: str) -> Iterator[tuple[str, bytes]]:
+    for path in directory.rglob("*"):
+        place = path.relative_to(directory)
+        if any(part.startswith(".") for part in place.parts) or not path.is_file():
+            continue
+        if path.suffix in _SUFFIXES and not path.name.endswith(_WEIGHT_INDEX):
+            yield f"{kind}/{place.as_posix()}", path.read_bytes()

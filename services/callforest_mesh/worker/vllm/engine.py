@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from callforest_mesh.worker.engine import (
     EngineDescription,
+    EngineMeasure,
     EngineRefusalError,
     EngineRequest,
     EngineResult,
@@ -110,6 +111,10 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> EngineResult:
         """Generate one response; see `Engine.generate`."""
         return await self._require_child().generate(request)
+
+    async def measure(self, request: EngineRequest) -> EngineMeasure:
+        """Count the tokens of a prompt; see `Engine.measure`."""
+        return await self._require_child().measure(request)
 
     async def update_weights(self, path: str, version: int) -> None:
         """Load new weights; see `Engine.update_weights`.

@@ -5,12 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from callforest.worker.v1 import engine_service_pb2 as pb
+from callforest_client.capture_decision import (
+    decision_from_proto,
+    decision_to_proto,
+    match_from_proto,
+    match_to_proto,
+)
+from callforest_core.custody.capture_input import HistoryMatch
 from callforest_core.custody.extras import decode_extras, encode_extras
 from callforest_mesh.worker.engine import (
     EngineDescription,
+    EngineMeasure,
     EngineRequest,
     EngineResult,
     Logprobs,
+    PrefixEvidence,
     Scalar,
     TokenIds,
     WeightVersionSpan,
@@ -44,11 +53,14 @@ def describe_from_message(message: pb.DescribeEngineResponse) -> EngineDescripti
 
 def request_to_message(request: EngineRequest) -> pb.RunEngineRequest:
     """Write one generation's request."""
+    evidence = request.evidence
     return pb.RunEngineRequest(
         call_id=request.call_id,
         created_s=request.created,
         chat_request=request.body,
         prefix_token_ids=b"" if request.prefix is None else _ids_to_bytes(request.prefix),
+        history_match=match_to_proto(evidence.match if evidence else HistoryMatch.UNPROVEN),
+        parent_chain_hash=evidence.chain_hash if evidence else b"",
     )
 
 
@@ -59,11 +71,16 @@ def request_from_message(message: pb.RunEngineRequest) -> EngineRequest:
         ValueError: the prefix is not a whole number of ids.
     """
     prefix = message.prefix_token_ids
+    evidence = None
+    if message.parent_chain_hash:
+        match = match_from_proto(message.history_match)
+        evidence = PrefixEvidence(match, message.parent_chain_hash)
     return EngineRequest(
         call_id=message.call_id,
         created=message.created_s,
         body=message.chat_request,
         prefix=_ids_from_bytes(prefix) if prefix else None,
+        evidence=evidence,
     )
 
 
@@ -90,6 +107,7 @@ def result_to_message(result: EngineResult) -> pb.RunEngineResponse:
         sampling=encode_extras(result.sampling),
         logprobs_mode=result.logprobs_mode,
         prefix_refused=result.prefix_refused,
+        decision=decision_to_proto(result.decision) if result.decision else None,
     )
 
 
@@ -116,6 +134,23 @@ def result_from_message(message: pb.RunEngineResponse) -> EngineResult:
         sampling=_read_scalars(message.sampling),
         logprobs_mode=message.logprobs_mode,
         prefix_refused=message.prefix_refused,
+        decision=decision_from_proto(message.decision) if message.HasField("decision") else None,
+    )
+
+
+def measure_to_message(measure: EngineMeasure) -> pb.MeasureEngineResponse:
+    """Write the size of a prompt."""
+    return pb.MeasureEngineResponse(
+        prompt_token_count=measure.prompt_token_count,
+        decision=decision_to_proto(measure.decision) if measure.decision else None,
+    )
+
+
+def measure_from_message(message: pb.MeasureEngineResponse) -> EngineMeasure:
+    """Read the size of a prompt."""
+    return EngineMeasure(
+        prompt_token_count=message.prompt_token_count,
+        decision=decision_from_proto(message.decision) if message.HasField("decision") else None,
     )
 
 

@@ -13,6 +13,7 @@ from callforest_client.errors import CallforestError
 from callforest_mesh.chassis.child_process import ChildLostError, ChildProcess
 from callforest_mesh.worker.engine import (
     EngineDescription,
+    EngineMeasure,
     EngineRefusalError,
     EngineRequest,
     EngineResult,
@@ -20,6 +21,7 @@ from callforest_mesh.worker.engine import (
 )
 from callforest_mesh.worker.vllm.engine_messages import (
     describe_from_message,
+    measure_from_message,
     request_to_message,
     result_from_message,
 )
@@ -89,6 +91,16 @@ class EngineProcess:
         call = self._stub.RunEngine(request_to_message(request), timeout=self._limits.generate_s)
         try:
             return result_from_message(await self._child.answer_of(call))
+        except (CallforestError, ChildLostError) as error:
+            raise _port_error(error) from error
+
+    async def measure(self, request: EngineRequest) -> EngineMeasure:
+        """Count the tokens of a prompt; see `Engine.measure`."""
+        call = self._stub.MeasureEngine(
+            pb.MeasureEngineRequest(run=request_to_message(request)), timeout=self._limits.measure_s
+        )
+        try:
+            return measure_from_message(await self._child.answer_of(call))
         except (CallforestError, ChildLostError) as error:
             raise _port_error(error) from error
 

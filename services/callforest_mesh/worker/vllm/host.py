@@ -6,30 +6,47 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-
+from callforest_core.custody.capture_input import HistoryMatch
 from callforest_mesh.worker.engine import (
     EngineDescription,
+    EngineMeasure,
     EngineRefusalError,
     EngineRequest,
     EngineResult,
     EngineUnavailableError,
 )
-from callforest_mesh.worker.vllm.capture import Capture, CapturingClient, current_capture
+from callforest_mesh.worker.vllm.capture import (
+    Capture,
+    CapturingClient,
+    PromptMeasured,
+    current_capture,
+)
 from callforest_mesh.worker.vllm.chat_body import (
     asked_token_count,
     history_body,
     read_body,
+    spelled_bodies,
     write_response,
 )
-from callforest_mesh.worker.vllm.configuration_digest import digest_configuration
+from callforest_mesh.worker.vllm.configuration_digest import (
+    digest_configuration,
+    reasoning_parser_of,
+)
 from callforest_mesh.worker.vllm.options import CPU, VllmOptions
 from callforest_mesh.worker.vllm.packed_weights import PACK_EMBEDDINGS
+from callforest_mesh.worker.vllm.serving_layer import (
+    QuietRenderer,
+    parse_request,
+    raise_failure,
+    render_history,
+    render_spelling,
+)
+from callforest_mesh.worker.vllm.turn_marks import read_reasoning, read_terminators
 from callforest_mesh.worker.vllm.weight_file import (
     TensorShapes,
     read_shapes,
@@ -40,6 +57,7 @@ from callforest_mesh.worker.vllm.weight_file import (
 _LOGGER = logging.getLogger(__name__)
 
 _NO_HISTORY = "no_assistant_message"
+_Answer = TypeVar("_Answer")
 
 
 class VllmHost:
@@ -83,22 +101,24 @@ class VllmHost:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 
-        self._read_checkpoint()
         arguments = _parse_arguments(self._options)
+        self._read_checkpoint(arguments)
         engine = await self._cleanup.enter_async_context(build_async_engine_client(arguments))
         await engine.update_weight_version(str(self._options.weight_version))
         self._context_token_count = engine.model_config.max_model_len
         self._client = CapturingClient(
             engine,
             context_token_count=self._context_token_count,
-            terminators=_read_terminators(engine),
+            terminators=read_terminators(engine),
+            reader=read_reasoning(engine.get_tokenizer(), reasoning_parser_of(vars(arguments))),
             weight_version=self._options.weight_version,
         )
         state = State()
         tasks = await engine.get_supported_tasks()
         await init_app_state(self._client, state, arguments, tasks)
+        self._renderer = QuietRenderer(state.online_renderer)
         self._serving = state.openai_serving_chat
-        self._renderer = state.online_renderer
+        self._serving.online_renderer = self._renderer
         return self.describe()
 
     async def stop(self) -> None:
@@ -118,12 +138,19 @@ class VllmHost:
 
     async def generate(self, request: EngineRequest) -> EngineResult:
         """Generate one response; see `Engine.generate`."""
-        self._require_client()
+        return await self._run(self._generate(request))
+
+    async def measure(self, request: EngineRequest) -> EngineMeasure:
+        """Prepare the prompt and count it; see `Engine.measure`."""
+        return await self._run(self._measure(request))
+
+    async def _run(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Do the work of a call as one that ends when the host breaks."""
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
-            return await self._generate(request)
+            return await work
         except asyncio.CancelledError:
             if not self._broken:
                 raise
@@ -148,10 +175,12 @@ class VllmHost:
         # A caller that gives up must not leave the engine paused, half-way.
         await asyncio.shield(update)
 
-    def _read_checkpoint(self) -> None:
+    def _read_checkpoint(self, arguments: Any) -> None:
+        from vllm.renderers.chat_utils import load_chat_template
+
         model = Path(self._options.model)
-        template = self._options.chat_template
-        self._digest = digest_configuration(model, Path(template) if template else None)
+        template = load_chat_template(arguments.chat_template)
+        self._digest = digest_configuration(model, template, vars(arguments))
         self._shapes = read_shapes(weight_files(model))
 
     def _require_client(self) -> CapturingClient:
@@ -160,17 +189,10 @@ class VllmHost:
         return self._client
 
     async def _generate(self, request: EngineRequest) -> EngineResult:
+        self._require_client()
         body = read_body(request.body, request.call_id)
-        capture = Capture()
-        if request.prefix is not None and len(request.prefix):
-            capture.prefix = request.prefix
-            capture.asked_token_count = asked_token_count(body)
-            await self._render_history(capture, body)
-        token = current_capture.set(capture)
-        try:
-            response = await self._serve(body, capture)
-        finally:
-            current_capture.reset(token)
+        capture = await self._prepare(request, body)
+        response = await self._serve(body, capture)
         return EngineResult(
             prompt_ids=capture.prompt_ids,
             generated_ids=capture.generated_ids,
@@ -183,15 +205,48 @@ class VllmHost:
             sampling=capture.sampling,
             logprobs_mode=self._options.logprobs_mode,
             prefix_refused=capture.prefix_refused,
+            decision=capture.decision,
         )
+
+    async def _measure(self, request: EngineRequest) -> EngineMeasure:
+        self._require_client()
+        body = read_body(request.body, request.call_id)
+        capture = await self._prepare(request, body)
+        capture.is_measured = True
+        try:
+            await self._serve(body, capture)
+        except PromptMeasured:
+            return EngineMeasure(len(capture.prompt_ids), capture.decision)
+        raise EngineUnavailableError("the serving layer answered without asking the engine")
+
+    async def _prepare(self, request: EngineRequest, body: dict[str, Any]) -> Capture:
+        """Render what the prefix replaces, through the same renderer as the prompt itself."""
+        capture = Capture()
+        if request.prefix is None or not len(request.prefix):
+            return capture
+        capture.prefix, capture.evidence = request.prefix, request.evidence
+        capture.asked_token_count = asked_token_count(body)
+        history = history_body(body)
+        if history is None:
+            capture.prefix_refused = "" if request.evidence else _NO_HISTORY
+            return capture
+        if request.evidence and request.evidence.match is HistoryMatch.TOOL_CONTENT_EQUIVALENT:
+            # One after the other: the renderer's pool has few threads, and other calls need them.
+            spelled = [
+                await render_spelling(self._renderer, one) for one in spelled_bodies(history)
+            ]
+            capture.spellings = tuple(spelled)
+        capture.history_render = await render_history(self._renderer, history)
+        return capture
 
     async def _serve(self, body: dict[str, Any], capture: Capture) -> dict[str, Any]:
         """Let the serving layer answer, and sort its failures into the port's two."""
         from vllm.entrypoints.serve import create_error_response
 
+        token = current_capture.set(capture)
         try:
-            answer = await self._serving.create_chat_completion(_parse_request(body))
-        except EngineRefusalError:
+            answer = await self._serving.create_chat_completion(parse_request(body))
+        except (EngineRefusalError, PromptMeasured):
             raise
         except Exception as error:
             answer = create_error_response(error)
@@ -199,30 +254,19 @@ class VllmHost:
                 _LOGGER.exception("the engine failed on %s", body["request_id"])
                 cause = error.__cause__ or error
                 answer.error.message = f"{type(cause).__name__}: {cause}"
+        finally:
+            current_capture.reset(token)
         # The serving layer turns a cancellation into an error response; it must stay one.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         failure = getattr(answer, "error", None)
         if failure is not None:
-            _raise_failure(failure, generated=capture.finished)
+            raise_failure(failure, generated=capture.finished)
         response: dict[str, Any] = answer.model_dump(mode="json")
         if capture.reason_beside(response["choices"][0]["finish_reason"]) == "abort":
             raise EngineUnavailableError("the engine gave up the request")
         return response
-
-    async def _render_history(self, capture: Capture, body: dict[str, Any]) -> None:
-        """Render what the prefix replaces, through the same renderer as the prompt itself."""
-        history = history_body(body)
-        if history is None:
-            capture.prefix_refused = _NO_HISTORY
-            return
-        rendered = await self._renderer.render_chat(_parse_request(history))
-        failure = getattr(rendered, "error", None)
-        if failure is not None:
-            _raise_failure(failure, generated=False)
-        _, (prompt,) = rendered
-        capture.history_render = np.asarray(prompt["prompt_token_ids"], np.uint32)
 
     async def _update_weights(self, path: Path, version: int) -> None:
         async with self._updating:
@@ -277,46 +321,3 @@ def _parse_arguments(options: VllmOptions) -> Any:
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(options.arguments())
     validate_parsed_serve_args(arguments)
     return arguments
-
-
-def _read_terminators(engine: Any) -> frozenset[int]:
-    """Return the ids that end a turn: the generation configuration's and the tokenizer's."""
-    terminators: set[int] = set()
-    configured = engine.model_config.try_get_generation_config().get("eos_token_id")
-    if isinstance(configured, int):
-        terminators.add(configured)
-    elif configured is not None:
-        terminators.update(configured)
-    own = engine.get_tokenizer().eos_token_id
-    if own is not None:
-        terminators.add(own)
-    return frozenset(terminators)
-
-
-def _parse_request(body: dict[str, Any]) -> Any:
-    """Validate as upstream's HTTP layer does.
-
-    Raises:
-        EngineRefusalError: a field is missing or malformed; the first one is named.
-    """
-    from pydantic import ValidationError
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.exceptions import VLLMValidationError
-
-    try:
-        return ChatCompletionRequest.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = f"{where}: {first['msg']}" if where else first["msg"]
-        raise EngineRefusalError(message, parameter=str(next(iter(first["loc"]), ""))) from error
-    except VLLMValidationError as error:
-        raise EngineRefusalError(str(error), parameter=error.parameter or "") from error
-
-
-def _raise_failure(failure: Any, *, generated: bool) -> None:
-    """Raise what an upstream error means here: 4xx before generation refuses, all else fails."""
-    overloaded = failure.code in (408, 429)
-    if 400 <= failure.code < 500 and not overloaded and not generated:
-        raise EngineRefusalError(failure.message, parameter=failure.param or "")
-    raise EngineUnavailableError(failure.message)

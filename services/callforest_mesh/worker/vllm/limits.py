@@ -12,6 +12,7 @@ class VllmLimits:
     Attributes:
         start_s: until the engine can generate; large models load for minutes.
         generate_s: one generation.
+        measure_s: one measure of a prompt.
         load_s: one weight update.
         stop_s: for the child to end by itself before it is killed.
         restarts_most: failed starts in a row before the engine stays down.
@@ -21,6 +22,7 @@ class VllmLimits:
 
     start_s: float = 600.0
     generate_s: float = 900.0
+    measure_s: float = 60.0
     load_s: float = 300.0
     stop_s: float = 20.0
     restarts_most: int = 5

@@ -32,6 +32,7 @@ class OpenAttemptRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
     rollout_id: _builtins.str
@@ -40,16 +41,19 @@ class OpenAttemptRequest(_message.Message):
     """
     request_id: _builtins.str
     """request_id is chosen by the caller, a UUID, and names this request in repeats."""
+    mode: _attempt_pb2.CaptureMode.ValueType
+    """mode is the attempt's; unspecified for chain. A repeat with another is refused."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         rollout_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        mode: _attempt_pb2.CaptureMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -78,6 +82,58 @@ class OpenAttemptResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenAttemptResponse: _TypeAlias = OpenAttemptResponse  # noqa: Y015
+
+@_typing.final
+class MeasureRequest(_message.Message):
+    """MeasureRequest is a call that will not be made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    INTENT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant owns the attempt."""
+    @_builtins.property
+    def intent(self) -> _attempt_pb2.CallIntent:
+        """intent is the announcement that the call would have."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        intent: _attempt_pb2.CallIntent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["intent", b"intent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intent", b"intent", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
+
+@_typing.final
+class MeasureResponse(_message.Message):
+    """MeasureResponse is the verdict of now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdict(self) -> _capture_admission_pb2.Verdict:
+        """verdict is what might be captured."""
+
+    def __init__(
+        self,
+        *,
+        verdict: _capture_admission_pb2.Verdict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureResponse: _TypeAlias = MeasureResponse  # noqa: Y015
 
 @_typing.final
 class CloseAttemptRequest(_message.Message):

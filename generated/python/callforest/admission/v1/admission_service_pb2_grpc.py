@@ -45,6 +45,11 @@ class AdmissionServiceStub:
                 request_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.AdmitCallsRequest.SerializeToString,
                 response_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.AdmitCallsResponse.FromString,
                 _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/callforest.admission.v1.AdmissionService/Measure',
+                request_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.MeasureResponse.FromString,
+                _registered_method=True)
         self.CloseAttempt = channel.unary_unary(
                 '/callforest.admission.v1.AdmissionService/CloseAttempt',
                 request_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.CloseAttemptRequest.SerializeToString,
@@ -59,7 +64,7 @@ class AdmissionServiceServicer:
     def OpenAttempt(self, request, context):
         """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
         durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-        the ledger. Reasons: PEER_UNAVAILABLE, STORE_FULL.
+        the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +75,14 @@ class AdmissionServiceServicer:
         intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
         Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or
         unknown attempt is a refused verdict.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Measure(self, request, context):
+        """Measure judges a call as AdmitCalls would now, and announces nothing: no store changes. Reasons:
+        ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +108,11 @@ def add_AdmissionServiceServicer_to_server(servicer, server):
                     servicer.AdmitCalls,
                     request_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.AdmitCallsRequest.FromString,
                     response_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.AdmitCallsResponse.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.MeasureRequest.FromString,
+                    response_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.MeasureResponse.SerializeToString,
             ),
             'CloseAttempt': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseAttempt,
@@ -157,6 +175,33 @@ class AdmissionService:
             '/callforest.admission.v1.AdmissionService/AdmitCalls',
             callforest_dot_admission_dot_v1_dot_admission__service__pb2.AdmitCallsRequest.SerializeToString,
             callforest_dot_admission_dot_v1_dot_admission__service__pb2.AdmitCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callforest.admission.v1.AdmissionService/Measure',
+            callforest_dot_admission_dot_v1_dot_admission__service__pb2.MeasureRequest.SerializeToString,
+            callforest_dot_admission_dot_v1_dot_admission__service__pb2.MeasureResponse.FromString,
             options,
             channel_credentials,
             insecure,

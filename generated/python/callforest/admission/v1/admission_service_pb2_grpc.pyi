@@ -19,13 +19,17 @@ class AdmissionServiceStub:
     OpenAttempt: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.OpenAttemptRequest, _admission_service_pb2.OpenAttemptResponse]
     """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
     durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-    the ledger. Reasons: PEER_UNAVAILABLE, STORE_FULL.
+    the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
     """
     AdmitCalls: _aio.StreamStreamMultiCallable[_admission_service_pb2.AdmitCallsRequest, _admission_service_pb2.AdmitCallsResponse]
     """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
     intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
     Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or
     unknown attempt is a refused verdict.
+    """
+    Measure: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.MeasureRequest, _admission_service_pb2.MeasureResponse]
+    """Measure judges a call as AdmitCalls would now, and announces nothing: no store changes. Reasons:
+    ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE.
     """
     CloseAttempt: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.CloseAttemptRequest, _admission_service_pb2.CloseAttemptResponse]
     """CloseAttempt ends new admissions of an attempt. It answers when that is durable; calls admitted
@@ -43,7 +47,7 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_admission_service_pb2.OpenAttemptResponse]:
         """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
         durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-        the ledger. Reasons: PEER_UNAVAILABLE, STORE_FULL.
+        the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
         """
 
     @_abc_1.abstractmethod
@@ -56,6 +60,16 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
         intent is durable. A repeat of an item with the same call_id and body_digest gets the same verdict.
         Reasons: CALL_MISMATCH, PEER_UNAVAILABLE, STORE_FULL, OVERLOADED, ITEM_DEADLINE; a closed or
         unknown attempt is a refused verdict.
+        """
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request: _admission_service_pb2.MeasureRequest,
+        context: _aio.ServicerContext[_admission_service_pb2.MeasureRequest, _abc.Awaitable[_admission_service_pb2.MeasureResponse]],
+    ) -> _abc.Awaitable[_admission_service_pb2.MeasureResponse]:
+        """Measure judges a call as AdmitCalls would now, and announces nothing: no store changes. Reasons:
+        ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

@@ -28,7 +28,7 @@ from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_captur
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#callforest/capture/v1/attempt.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xef\x02\n\x07\x41ttempt\x12\x1d\n\nrollout_id\x18\x01 \x01(\tR\trolloutId\x12%\n\x0e\x61ttempt_number\x18\x02 \x01(\rR\rattemptNumber\x12\x1f\n\x0b\x63\x61pture_key\x18\x03 \x01(\tR\ncaptureKey\x12\x39\n\x05state\x18\x04 \x01(\x0e\x32#.callforest.capture.v1.AttemptStateR\x05state\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x06 \x01(\x04R\x08revision\x12(\n\x10pending_call_ids\x18\x07 \x03(\tR\x0ependingCallIds\x12!\n\x0crecord_count\x18\x08 \x01(\rR\x0brecordCount\x12#\n\rfailure_count\x18\t \x01(\rR\x0c\x66\x61ilureCount\x12\x1e\n\nsuperseded\x18\n \x01(\x08R\nsuperseded\"\xbe\x02\n\nCallIntent\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12(\n\x0b\x62ody_digest\x18\x04 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\nbodyDigest\x12\x39\n\x05\x63hain\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.ChainProbeH\x00R\x05\x63hainB\x0e\n\x05probe\x12\x05\xbaH\x02\x08\x01\"\xfc\x01\n\x0b\x43\x61llFailure\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\"\n\x06reason\x18\x03 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12-\n\rworker_reason\x18\x05 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\x0cworkerReason\x12 \n\x06\x64\x65tail\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"\x95\x01\n\rManifestEntry\x12;\n\x06record\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.CallRecordH\x00R\x06record\x12>\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\".callforest.capture.v1.CallFailureH\x00R\x07\x66\x61ilureB\x07\n\x05\x65ntry*y\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41TTEMPT_STATE_OPEN\x10\x01\x12\x18\n\x14\x41TTEMPT_STATE_CLOSED\x10\x02\x12\x18\n\x14\x41TTEMPT_STATE_SEALED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#callforest/capture/v1/attempt.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa7\x03\n\x07\x41ttempt\x12\x1d\n\nrollout_id\x18\x01 \x01(\tR\trolloutId\x12%\n\x0e\x61ttempt_number\x18\x02 \x01(\rR\rattemptNumber\x12\x1f\n\x0b\x63\x61pture_key\x18\x03 \x01(\tR\ncaptureKey\x12\x39\n\x05state\x18\x04 \x01(\x0e\x32#.callforest.capture.v1.AttemptStateR\x05state\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x06 \x01(\x04R\x08revision\x12(\n\x10pending_call_ids\x18\x07 \x03(\tR\x0ependingCallIds\x12!\n\x0crecord_count\x18\x08 \x01(\rR\x0brecordCount\x12#\n\rfailure_count\x18\t \x01(\rR\x0c\x66\x61ilureCount\x12\x1e\n\nsuperseded\x18\n \x01(\x08R\nsuperseded\x12\x36\n\x04mode\x18\x0b \x01(\x0e\x32\".callforest.capture.v1.CaptureModeR\x04mode\"\xd7\x04\n\nCallIntent\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12(\n\x0b\x62ody_digest\x18\x04 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\nbodyDigest\x12\x39\n\x05\x63hain\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.ChainProbeH\x00R\x05\x63hain\x12<\n\x06source\x18\x06 \x01(\x0b\x32\".callforest.capture.v1.SourceProbeH\x00R\x06source\x12\xa2\x01\n\x14\x63onfiguration_digest\x18\x07 \x01(\x0c\x42o\xbaHl\xba\x01i\n\'call_intent.configuration_digest.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x13\x63onfigurationDigest\x12\x19\n\x08is_keyed\x18\x08 \x01(\x08R\x07isKeyed\x12\x19\n\x08is_retry\x18\t \x01(\x08R\x07isRetryB\x0e\n\x05probe\x12\x05\xbaH\x02\x08\x01\"\xfc\x01\n\x0b\x43\x61llFailure\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\"\n\x06reason\x18\x03 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12-\n\rworker_reason\x18\x05 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\x0cworkerReason\x12 \n\x06\x64\x65tail\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"\xd0\x01\n\x0e\x43\x61llWithdrawal\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\"\n\x06reason\x18\x03 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12 \n\x06\x64\x65tail\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"\xde\x01\n\rManifestEntry\x12;\n\x06record\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.CallRecordH\x00R\x06record\x12>\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\".callforest.capture.v1.CallFailureH\x00R\x07\x66\x61ilure\x12G\n\nwithdrawal\x18\x03 \x01(\x0b\x32%.callforest.capture.v1.CallWithdrawalH\x00R\nwithdrawalB\x07\n\x05\x65ntry*\\\n\x0b\x43\x61ptureMode\x12\x1c\n\x18\x43\x41PTURE_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41PTURE_MODE_CHAIN\x10\x01\x12\x17\n\x13\x43\x41PTURE_MODE_FOREST\x10\x02*y\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41TTEMPT_STATE_OPEN\x10\x01\x12\x18\n\x14\x41TTEMPT_STATE_CLOSED\x10\x02\x12\x18\n\x14\x41TTEMPT_STATE_SEALED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,6 +45,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLINTENT'].fields_by_name['admit_time']._serialized_options = b'\272H\003\310\001\001'
   _globals['_CALLINTENT'].fields_by_name['body_digest']._loaded_options = None
   _globals['_CALLINTENT'].fields_by_name['body_digest']._serialized_options = b'\272H\004z\002h '
+  _globals['_CALLINTENT'].fields_by_name['configuration_digest']._loaded_options = None
+  _globals['_CALLINTENT'].fields_by_name['configuration_digest']._serialized_options = b'\272Hl\272\001i\n\'call_intent.configuration_digest.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
   _globals['_CALLFAILURE'].fields_by_name['capture_key']._loaded_options = None
   _globals['_CALLFAILURE'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_CALLFAILURE'].fields_by_name['call_id']._loaded_options = None
@@ -55,14 +57,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLFAILURE'].fields_by_name['worker_reason']._serialized_options = b'\272H\005r\003\030\200\001'
   _globals['_CALLFAILURE'].fields_by_name['detail']._loaded_options = None
   _globals['_CALLFAILURE'].fields_by_name['detail']._serialized_options = b'\272H\005r\003\030\200\010'
-  _globals['_ATTEMPTSTATE']._serialized_start=1310
-  _globals['_ATTEMPTSTATE']._serialized_end=1431
+  _globals['_CALLWITHDRAWAL'].fields_by_name['capture_key']._loaded_options = None
+  _globals['_CALLWITHDRAWAL'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
+  _globals['_CALLWITHDRAWAL'].fields_by_name['call_id']._loaded_options = None
+  _globals['_CALLWITHDRAWAL'].fields_by_name['call_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
+  _globals['_CALLWITHDRAWAL'].fields_by_name['reason']._loaded_options = None
+  _globals['_CALLWITHDRAWAL'].fields_by_name['reason']._serialized_options = b'\272H\007r\005\020\001\030\200\001'
+  _globals['_CALLWITHDRAWAL'].fields_by_name['detail']._loaded_options = None
+  _globals['_CALLWITHDRAWAL'].fields_by_name['detail']._serialized_options = b'\272H\005r\003\030\200\010'
+  _globals['_CAPTUREMODE']._serialized_start=1931
+  _globals['_CAPTUREMODE']._serialized_end=2023
+  _globals['_ATTEMPTSTATE']._serialized_start=2025
+  _globals['_ATTEMPTSTATE']._serialized_end=2146
   _globals['_ATTEMPT']._serialized_start=213
-  _globals['_ATTEMPT']._serialized_end=580
-  _globals['_CALLINTENT']._serialized_start=583
-  _globals['_CALLINTENT']._serialized_end=901
-  _globals['_CALLFAILURE']._serialized_start=904
-  _globals['_CALLFAILURE']._serialized_end=1156
-  _globals['_MANIFESTENTRY']._serialized_start=1159
-  _globals['_MANIFESTENTRY']._serialized_end=1308
+  _globals['_ATTEMPT']._serialized_end=636
+  _globals['_CALLINTENT']._serialized_start=639
+  _globals['_CALLINTENT']._serialized_end=1238
+  _globals['_CALLFAILURE']._serialized_start=1241
+  _globals['_CALLFAILURE']._serialized_end=1493
+  _globals['_CALLWITHDRAWAL']._serialized_start=1496
+  _globals['_CALLWITHDRAWAL']._serialized_end=1704
+  _globals['_MANIFESTENTRY']._serialized_start=1707
+  _globals['_MANIFESTENTRY']._serialized_end=1929
 # @@protoc_insertion_point(module_scope)

@@ -22,6 +22,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CaptureMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CaptureModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CaptureMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAPTURE_MODE_UNSPECIFIED: _CaptureMode.ValueType  # 0
+    """CAPTURE_MODE_UNSPECIFIED stands for CAPTURE_MODE_CHAIN."""
+    CAPTURE_MODE_CHAIN: _CaptureMode.ValueType  # 1
+    """CAPTURE_MODE_CHAIN: calls are found by what models wrote; the path to one terminal call trains."""
+    CAPTURE_MODE_FOREST: _CaptureMode.ValueType  # 2
+    """CAPTURE_MODE_FOREST: calls are found by their whole source history; all selected calls train."""
+
+class CaptureMode(_CaptureMode, metaclass=_CaptureModeEnumTypeWrapper):
+    """CaptureMode says how an attempt's calls find what they continue, and which of them train."""
+
+CAPTURE_MODE_UNSPECIFIED: CaptureMode.ValueType  # 0
+"""CAPTURE_MODE_UNSPECIFIED stands for CAPTURE_MODE_CHAIN."""
+CAPTURE_MODE_CHAIN: CaptureMode.ValueType  # 1
+"""CAPTURE_MODE_CHAIN: calls are found by what models wrote; the path to one terminal call trains."""
+CAPTURE_MODE_FOREST: CaptureMode.ValueType  # 2
+"""CAPTURE_MODE_FOREST: calls are found by their whole source history; all selected calls train."""
+Global___CaptureMode: _TypeAlias = CaptureMode  # noqa: Y015
+
 class _AttemptState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -66,6 +90,7 @@ class Attempt(_message.Message):
     RECORD_COUNT_FIELD_NUMBER: _builtins.int
     FAILURE_COUNT_FIELD_NUMBER: _builtins.int
     SUPERSEDED_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """rollout_id names the logical rollout."""
     attempt_number: _builtins.int
@@ -84,6 +109,8 @@ class Attempt(_message.Message):
     """failure_count is the number of failure rows; with one or more, the attempt is poisoned."""
     superseded: _builtins.bool
     """superseded is set once a later attempt of the rollout was opened."""
+    mode: Global___CaptureMode.ValueType
+    """mode says how the attempt's calls find what they continue, and what of it trains."""
     @_builtins.property
     def pending_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """pending_call_ids are admitted calls that have neither a record nor a failure. They are final once
@@ -103,10 +130,11 @@ class Attempt(_message.Message):
         record_count: _builtins.int = ...,
         failure_count: _builtins.int = ...,
         superseded: _builtins.bool = ...,
+        mode: Global___CaptureMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "failure_count", b"failure_count", "pending_call_ids", b"pending_call_ids", "record_count", b"record_count", "revision", b"revision", "rollout_id", b"rollout_id", "state", b"state", "superseded", b"superseded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "failure_count", b"failure_count", "mode", b"mode", "pending_call_ids", b"pending_call_ids", "record_count", b"record_count", "revision", b"revision", "rollout_id", b"rollout_id", "state", b"state", "superseded", b"superseded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -123,12 +151,26 @@ class CallIntent(_message.Message):
     ADMIT_TIME_FIELD_NUMBER: _builtins.int
     BODY_DIGEST_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
+    IS_KEYED_FIELD_NUMBER: _builtins.int
+    IS_RETRY_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
     """call_id names the call."""
     body_digest: _builtins.bytes
     """body_digest is the SHA-256 of the request body. A repeat of the same call must have the same."""
+    configuration_digest: _builtins.bytes
+    """configuration_digest is the digest of the engine's model, template and processor, as the gateway
+    knows it: 32 bytes, or empty when it does not. The first of an attempt binds it.
+    """
+    is_keyed: _builtins.bool
+    """is_keyed is set when call_id derives from an idempotency key: it alone then says which call this is."""
+    is_retry: _builtins.bool
+    """is_retry is set when the request carries no key and its client marked it as a repeat. Of the unkeyed
+    calls with the same body it is the one, if there is one.
+    """
     @_builtins.property
     def admit_time(self) -> _timestamp_pb2.Timestamp:
         """admit_time is when the gateway took the call, by its own clock."""
@@ -136,6 +178,10 @@ class CallIntent(_message.Message):
     @_builtins.property
     def chain(self) -> _capture_admission_pb2.ChainProbe:
         """chain is the probe of chain mode."""
+
+    @_builtins.property
+    def source(self) -> _capture_admission_pb2.SourceProbe:
+        """source is the probe of forest mode."""
 
     def __init__(
         self,
@@ -145,12 +191,16 @@ class CallIntent(_message.Message):
         admit_time: _timestamp_pb2.Timestamp | None = ...,
         body_digest: _builtins.bytes = ...,
         chain: _capture_admission_pb2.ChainProbe | None = ...,
+        source: _capture_admission_pb2.SourceProbe | None = ...,
+        configuration_digest: _builtins.bytes = ...,
+        is_keyed: _builtins.bool = ...,
+        is_retry: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "chain", b"chain", "probe", b"probe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "chain", b"chain", "probe", b"probe", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "capture_key", b"capture_key", "chain", b"chain", "probe", b"probe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "capture_key", b"capture_key", "chain", b"chain", "configuration_digest", b"configuration_digest", "is_keyed", b"is_keyed", "is_retry", b"is_retry", "probe", b"probe", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["chain"]  # noqa: Y015
+    _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["chain", "source"]  # noqa: Y015
     _WhichOneofArgType_probe: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_probe) -> _WhichOneofReturnType_probe | None: ...
 
@@ -197,6 +247,42 @@ class CallFailure(_message.Message):
 Global___CallFailure: _TypeAlias = CallFailure  # noqa: Y015
 
 @_typing.final
+class CallWithdrawal(_message.Message):
+    """CallWithdrawal says that an announced call was definitely refused before anything was generated. It
+    settles the call and masks nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPTURE_KEY_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    capture_key: _builtins.str
+    """capture_key names the attempt."""
+    call_id: _builtins.str
+    """call_id names the call."""
+    reason: _builtins.str
+    """reason is the name of the refusal's ErrorReason."""
+    detail: _builtins.str
+    """detail tells a person more. It is not part of the withdrawal's identity."""
+    def __init__(
+        self,
+        *,
+        capture_key: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "detail", b"detail", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallWithdrawal: _TypeAlias = CallWithdrawal  # noqa: Y015
+
+@_typing.final
 class ManifestEntry(_message.Message):
     """ManifestEntry is one row of an attempt's ledger, in the order in which the rows became durable."""
 
@@ -204,6 +290,7 @@ class ManifestEntry(_message.Message):
 
     RECORD_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def record(self) -> _call_record_pb2.CallRecord:
         """record is a committed call."""
@@ -212,17 +299,22 @@ class ManifestEntry(_message.Message):
     def failure(self) -> Global___CallFailure:
         """failure is a call that was not captured."""
 
+    @_builtins.property
+    def withdrawal(self) -> Global___CallWithdrawal:
+        """withdrawal is a call that never was."""
+
     def __init__(
         self,
         *,
         record: _call_record_pb2.CallRecord | None = ...,
         failure: Global___CallFailure | None = ...,
+        withdrawal: Global___CallWithdrawal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record", "withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failure", b"failure", "record", b"record", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_entry: _TypeAlias = _typing.Literal["record", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_entry: _TypeAlias = _typing.Literal["record", "failure", "withdrawal"]  # noqa: Y015
     _WhichOneofArgType_entry: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_entry) -> _WhichOneofReturnType_entry | None: ...
 

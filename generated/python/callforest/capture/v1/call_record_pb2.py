@@ -23,13 +23,14 @@ _sym_db = _symbol_database.Default()
 
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
+from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_capture_dot_v1_dot_capture__admission__pb2
 from callforest.capture.v1 import commit_coords_pb2 as callforest_dot_capture_dot_v1_dot_commit__coords__pb2
 from callforest.capture.v1 import completion_pb2 as callforest_dot_capture_dot_v1_dot_completion__pb2
 from callforest.capture.v1 import replay_summary_pb2 as callforest_dot_capture_dot_v1_dot_replay__summary__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/call_record.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a*callforest/capture/v1/replay_summary.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x03\n\nCallRecord\x12\x43\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsB\x06\xbaH\x03\xc8\x01\x01R\x06\x63oords\x12+\n\x0bresponse_id\x18\x02 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02R\nresponseId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12K\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\'.callforest.capture.v1.CallFingerprintsR\x0c\x66ingerprints\x12I\n\ncompletion\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.CompletionB\x06\xbaH\x03\xc8\x01\x01R\ncompletion\x12<\n\x06replay\x18\x06 \x01(\x0b\x32$.callforest.capture.v1.ReplaySummaryR\x06replay\x12)\n\x0btraceparent\x18\x07 \x01(\tB\x07\xbaH\x04r\x02\x18@R\x0btraceparent\"\xa8\x03\n\x10\x43\x61llFingerprints\x12!\n\x07version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x07version\x12\x7f\n\x06output\x18\x02 \x01(\x0c\x42g\xbaHd\xba\x01\x61\n\x1f\x63\x61ll_fingerprints.output.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x06output\x12\x91\x01\n\x0c\x63ontinuation\x18\x03 \x01(\x0c\x42m\xbaHj\xba\x01g\n%call_fingerprints.continuation.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x0c\x63ontinuation\x12,\n\x12\x63ontext_item_count\x18\x04 \x01(\rR\x10\x63ontextItemCount\x12.\n\x0e\x63ontext_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\rcontextDigestb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/call_record.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a*callforest/capture/v1/replay_summary.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8e\x05\n\nCallRecord\x12\x43\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsB\x06\xbaH\x03\xc8\x01\x01R\x06\x63oords\x12+\n\x0bresponse_id\x18\x02 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02R\nresponseId\x12\x41\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\tadmitTime\x12K\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\'.callforest.capture.v1.CallFingerprintsR\x0c\x66ingerprints\x12I\n\ncompletion\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.CompletionB\x06\xbaH\x03\xc8\x01\x01R\ncompletion\x12<\n\x06replay\x18\x06 \x01(\x0b\x32$.callforest.capture.v1.ReplaySummaryR\x06replay\x12)\n\x0btraceparent\x18\x07 \x01(\tB\x07\xbaH\x04r\x02\x18@R\x0btraceparent\x12<\n\x06output\x18\x08 \x01(\x0b\x32$.callforest.capture.v1.OutputSummaryR\x06output\x12\x42\n\x08\x64\x65\x63ision\x18\t \x01(\x0b\x32&.callforest.capture.v1.CaptureDecisionR\x08\x64\x65\x63ision\x12H\n\ndifference\x18\n \x01(\x0b\x32(.callforest.capture.v1.HistoryDifferenceR\ndifference\"\x8d\x01\n\rOutputSummary\x12\x1d\n\natom_count\x18\x01 \x01(\rR\tatomCount\x12\x1f\n\x06\x64igest\x18\x02 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06\x64igest\x12<\n\x15normalization_version\x18\x03 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x14normalizationVersion\"\xcc\x01\n\x11HistoryDifference\x12\x44\n\x04kind\x18\x01 \x01(\x0e\x32&.callforest.capture.v1.DifferenceClassB\x08\xbaH\x05\x82\x01\x02 \x00R\x04kind\x12\x30\n\x0f\x61gainst_call_id\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\ragainstCallId\x12\x1d\n\natom_index\x18\x03 \x01(\rR\tatomIndex\x12 \n\x06\x64\x65tail\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x02R\x06\x64\x65tail\"\xa8\x03\n\x10\x43\x61llFingerprints\x12!\n\x07version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x07version\x12\x7f\n\x06output\x18\x02 \x01(\x0c\x42g\xbaHd\xba\x01\x61\n\x1f\x63\x61ll_fingerprints.output.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x06output\x12\x91\x01\n\x0c\x63ontinuation\x18\x03 \x01(\x0c\x42m\xbaHj\xba\x01g\n%call_fingerprints.continuation.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x0c\x63ontinuation\x12,\n\x12\x63ontext_item_count\x18\x04 \x01(\rR\x10\x63ontextItemCount\x12.\n\x0e\x63ontext_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\rcontextDigest*\x86\x03\n\x0f\x44ifferenceClass\x12 \n\x1c\x44IFFERENCE_CLASS_UNSPECIFIED\x10\x00\x12 \n\x1c\x44IFFERENCE_CLASS_SYSTEM_TEXT\x10\x01\x12\x1d\n\x19\x44IFFERENCE_CLASS_TOOL_SET\x10\x02\x12\x1d\n\x19\x44IFFERENCE_CLASS_TEMPLATE\x10\x03\x12\x1f\n\x1b\x44IFFERENCE_CLASS_WHITESPACE\x10\x04\x12\x19\n\x15\x44IFFERENCE_CLASS_JSON\x10\x05\x12&\n\"DIFFERENCE_CLASS_REWRITTEN_HISTORY\x10\x06\x12$\n DIFFERENCE_CLASS_VOLATILE_HEADER\x10\x07\x12\x1e\n\x1a\x44IFFERENCE_CLASS_NOT_KNOWN\x10\x08\x12&\n\"DIFFERENCE_CLASS_REASONING_MISSING\x10\t\x12\x1f\n\x1b\x44IFFERENCE_CLASS_EXTRA_KEYS\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,6 +47,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLRECORD'].fields_by_name['completion']._serialized_options = b'\272H\003\310\001\001'
   _globals['_CALLRECORD'].fields_by_name['traceparent']._loaded_options = None
   _globals['_CALLRECORD'].fields_by_name['traceparent']._serialized_options = b'\272H\004r\002\030@'
+  _globals['_OUTPUTSUMMARY'].fields_by_name['digest']._loaded_options = None
+  _globals['_OUTPUTSUMMARY'].fields_by_name['digest']._serialized_options = b'\272H\004z\002h '
+  _globals['_OUTPUTSUMMARY'].fields_by_name['normalization_version']._loaded_options = None
+  _globals['_OUTPUTSUMMARY'].fields_by_name['normalization_version']._serialized_options = b'\272H\004*\002(\001'
+  _globals['_HISTORYDIFFERENCE'].fields_by_name['kind']._loaded_options = None
+  _globals['_HISTORYDIFFERENCE'].fields_by_name['kind']._serialized_options = b'\272H\005\202\001\002 \000'
+  _globals['_HISTORYDIFFERENCE'].fields_by_name['against_call_id']._loaded_options = None
+  _globals['_HISTORYDIFFERENCE'].fields_by_name['against_call_id']._serialized_options = b'\272H\005r\003\030\200\001'
+  _globals['_HISTORYDIFFERENCE'].fields_by_name['detail']._loaded_options = None
+  _globals['_HISTORYDIFFERENCE'].fields_by_name['detail']._serialized_options = b'\272H\005r\003\030\200\002'
   _globals['_CALLFINGERPRINTS'].fields_by_name['version']._loaded_options = None
   _globals['_CALLFINGERPRINTS'].fields_by_name['version']._serialized_options = b'\272H\004*\002(\001'
   _globals['_CALLFINGERPRINTS'].fields_by_name['output']._loaded_options = None
@@ -54,8 +65,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLFINGERPRINTS'].fields_by_name['continuation']._serialized_options = b'\272Hj\272\001g\n%call_fingerprints.continuation.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
   _globals['_CALLFINGERPRINTS'].fields_by_name['context_digest']._loaded_options = None
   _globals['_CALLFINGERPRINTS'].fields_by_name['context_digest']._serialized_options = b'\272H\004z\002h '
-  _globals['_CALLRECORD']._serialized_start=256
-  _globals['_CALLRECORD']._serialized_end=706
-  _globals['_CALLFINGERPRINTS']._serialized_start=709
-  _globals['_CALLFINGERPRINTS']._serialized_end=1133
+  _globals['_DIFFERENCECLASS']._serialized_start=1738
+  _globals['_DIFFERENCECLASS']._serialized_end=2128
+  _globals['_CALLRECORD']._serialized_start=303
+  _globals['_CALLRECORD']._serialized_end=957
+  _globals['_OUTPUTSUMMARY']._serialized_start=960
+  _globals['_OUTPUTSUMMARY']._serialized_end=1101
+  _globals['_HISTORYDIFFERENCE']._serialized_start=1104
+  _globals['_HISTORYDIFFERENCE']._serialized_end=1308
+  _globals['_CALLFINGERPRINTS']._serialized_start=1311
+  _globals['_CALLFINGERPRINTS']._serialized_end=1735
 # @@protoc_insertion_point(module_scope)

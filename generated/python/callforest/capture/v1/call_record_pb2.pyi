@@ -3,12 +3,14 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import commit_coords_pb2 as _commit_coords_pb2
 from callforest.capture.v1 import completion_pb2 as _completion_pb2
 from callforest.capture.v1 import replay_summary_pb2 as _replay_summary_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +21,62 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _DifferenceClass:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DifferenceClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DifferenceClass.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DIFFERENCE_CLASS_UNSPECIFIED: _DifferenceClass.ValueType  # 0
+    """DIFFERENCE_CLASS_UNSPECIFIED is never stored."""
+    DIFFERENCE_CLASS_SYSTEM_TEXT: _DifferenceClass.ValueType  # 1
+    """DIFFERENCE_CLASS_SYSTEM_TEXT: a system or developer message."""
+    DIFFERENCE_CLASS_TOOL_SET: _DifferenceClass.ValueType  # 2
+    """DIFFERENCE_CLASS_TOOL_SET: the tools or how they may be chosen."""
+    DIFFERENCE_CLASS_TEMPLATE: _DifferenceClass.ValueType  # 3
+    """DIFFERENCE_CLASS_TEMPLATE: another option of the rendering."""
+    DIFFERENCE_CLASS_WHITESPACE: _DifferenceClass.ValueType  # 4
+    """DIFFERENCE_CLASS_WHITESPACE: texts that are equal but for white space."""
+    DIFFERENCE_CLASS_JSON: _DifferenceClass.ValueType  # 5
+    """DIFFERENCE_CLASS_JSON: tool arguments that are equal but for how numbers, keys or escapes are spelt."""
+    DIFFERENCE_CLASS_REWRITTEN_HISTORY: _DifferenceClass.ValueType  # 6
+    """DIFFERENCE_CLASS_REWRITTEN_HISTORY: items were changed, left out or put in."""
+    DIFFERENCE_CLASS_VOLATILE_HEADER: _DifferenceClass.ValueType  # 7
+    """DIFFERENCE_CLASS_VOLATILE_HEADER: texts that are equal but for a time, a counter or an id."""
+    DIFFERENCE_CLASS_NOT_KNOWN: _DifferenceClass.ValueType  # 8
+    """DIFFERENCE_CLASS_NOT_KNOWN: the gateway no longer had the history to compare."""
+    DIFFERENCE_CLASS_REASONING_MISSING: _DifferenceClass.ValueType  # 9
+    """DIFFERENCE_CLASS_REASONING_MISSING: equal but for reasoning that the request leaves out."""
+    DIFFERENCE_CLASS_EXTRA_KEYS: _DifferenceClass.ValueType  # 10
+    """DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result."""
+
+class DifferenceClass(_DifferenceClass, metaclass=_DifferenceClassEnumTypeWrapper):
+    """DifferenceClass says what differs between two histories."""
+
+DIFFERENCE_CLASS_UNSPECIFIED: DifferenceClass.ValueType  # 0
+"""DIFFERENCE_CLASS_UNSPECIFIED is never stored."""
+DIFFERENCE_CLASS_SYSTEM_TEXT: DifferenceClass.ValueType  # 1
+"""DIFFERENCE_CLASS_SYSTEM_TEXT: a system or developer message."""
+DIFFERENCE_CLASS_TOOL_SET: DifferenceClass.ValueType  # 2
+"""DIFFERENCE_CLASS_TOOL_SET: the tools or how they may be chosen."""
+DIFFERENCE_CLASS_TEMPLATE: DifferenceClass.ValueType  # 3
+"""DIFFERENCE_CLASS_TEMPLATE: another option of the rendering."""
+DIFFERENCE_CLASS_WHITESPACE: DifferenceClass.ValueType  # 4
+"""DIFFERENCE_CLASS_WHITESPACE: texts that are equal but for white space."""
+DIFFERENCE_CLASS_JSON: DifferenceClass.ValueType  # 5
+"""DIFFERENCE_CLASS_JSON: tool arguments that are equal but for how numbers, keys or escapes are spelt."""
+DIFFERENCE_CLASS_REWRITTEN_HISTORY: DifferenceClass.ValueType  # 6
+"""DIFFERENCE_CLASS_REWRITTEN_HISTORY: items were changed, left out or put in."""
+DIFFERENCE_CLASS_VOLATILE_HEADER: DifferenceClass.ValueType  # 7
+"""DIFFERENCE_CLASS_VOLATILE_HEADER: texts that are equal but for a time, a counter or an id."""
+DIFFERENCE_CLASS_NOT_KNOWN: DifferenceClass.ValueType  # 8
+"""DIFFERENCE_CLASS_NOT_KNOWN: the gateway no longer had the history to compare."""
+DIFFERENCE_CLASS_REASONING_MISSING: DifferenceClass.ValueType  # 9
+"""DIFFERENCE_CLASS_REASONING_MISSING: equal but for reasoning that the request leaves out."""
+DIFFERENCE_CLASS_EXTRA_KEYS: DifferenceClass.ValueType  # 10
+"""DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result."""
+Global___DifferenceClass: _TypeAlias = DifferenceClass  # noqa: Y015
 
 @_typing.final
 class CallRecord(_message.Message):
@@ -35,6 +93,9 @@ class CallRecord(_message.Message):
     COMPLETION_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
     response_id: _builtins.str
     """response_id is the id of the response that the harness got."""
     traceparent: _builtins.str
@@ -62,6 +123,20 @@ class CallRecord(_message.Message):
     def replay(self) -> _replay_summary_pb2.ReplaySummary:
         """replay is the summary of the request, for recognising its history later."""
 
+    @_builtins.property
+    def output(self) -> Global___OutputSummary:
+        """output is the digest of the answer alone, of forest mode: by it a returned history names the call."""
+
+    @_builtins.property
+    def decision(self) -> _capture_admission_pb2.CaptureDecision:
+        """decision is what the worker did with the admitted predecessor, of forest mode."""
+
+    @_builtins.property
+    def difference(self) -> Global___HistoryDifference:
+        """difference says where a call that begins a context of its own left the history before it. It is for
+        people; two records that differ in nothing else are the same.
+        """
+
     def __init__(
         self,
         *,
@@ -72,14 +147,83 @@ class CallRecord(_message.Message):
         completion: _completion_pb2.Completion | None = ...,
         replay: _replay_summary_pb2.ReplaySummary | None = ...,
         traceparent: _builtins.str = ...,
+        output: Global___OutputSummary | None = ...,
+        decision: _capture_admission_pb2.CaptureDecision | None = ...,
+        difference: Global___HistoryDifference | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "fingerprints", b"fingerprints", "replay", b"replay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "output", b"output", "replay", b"replay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "fingerprints", b"fingerprints", "replay", b"replay", "response_id", b"response_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "output", b"output", "replay", b"replay", "response_id", b"response_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallRecord: _TypeAlias = CallRecord  # noqa: Y015
+
+@_typing.final
+class OutputSummary(_message.Message):
+    """OutputSummary identifies an answer by what it says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATOM_COUNT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    NORMALIZATION_VERSION_FIELD_NUMBER: _builtins.int
+    atom_count: _builtins.int
+    """atom_count is the number of atoms in the answer."""
+    digest: _builtins.bytes
+    """digest is the chained digest of the answer's atoms alone."""
+    normalization_version: _builtins.int
+    """normalization_version names the rules that turned the answer into atoms."""
+    def __init__(
+        self,
+        *,
+        atom_count: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        normalization_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atom_count", b"atom_count", "digest", b"digest", "normalization_version", b"normalization_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputSummary: _TypeAlias = OutputSummary  # noqa: Y015
+
+@_typing.final
+class HistoryDifference(_message.Message):
+    """HistoryDifference is the first place in which a request's history differs from a recorded one. It
+    names places and classes, never contents.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    AGAINST_CALL_ID_FIELD_NUMBER: _builtins.int
+    ATOM_INDEX_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    kind: Global___DifferenceClass.ValueType
+    """kind says what differs."""
+    against_call_id: _builtins.str
+    """against_call_id names the recorded call that was compared."""
+    atom_index: _builtins.int
+    """atom_index is the place of the first differing atom, from 0."""
+    detail: _builtins.str
+    """detail tells a person more, for instance the name of the changed option."""
+    def __init__(
+        self,
+        *,
+        kind: Global___DifferenceClass.ValueType = ...,
+        against_call_id: _builtins.str = ...,
+        atom_index: _builtins.int = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against_call_id", b"against_call_id", "atom_index", b"atom_index", "detail", b"detail", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryDifference: _TypeAlias = HistoryDifference  # noqa: Y015
 
 @_typing.final
 class CallFingerprints(_message.Message):

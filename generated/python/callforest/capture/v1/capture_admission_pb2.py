@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from callforest.error.v1 import error_reason_pb2 as callforest_dot_error_dot_v1_dot_error__reason__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-callforest/capture/v1/capture_admission.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a&callforest/error/v1/error_reason.proto\"\xf9\x03\n\nChainProbe\x12\xa5\x01\n\x15\x61ssistant_fingerprint\x18\x01 \x01(\x0c\x42p\xbaHm\xba\x01j\n(chain_probe.assistant_fingerprint.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x14\x61ssistantFingerprint\x12(\n\nitem_count\x18\x02 \x01(\rB\t\xbaH\x06*\x04\x18\x80\x80\x01R\titemCount\x12\'\n\x0f\x63ontext_digests\x18\x03 \x01(\x0cR\x0e\x63ontextDigests\x12\x38\n\x13\x66ingerprint_version\x18\x04 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x12\x66ingerprintVersion:\xb5\x01\xbaH\xb1\x01\x1a\xae\x01\n\x14\x63hain_probe.contexts\x12Ncontext_digests must hold 32 bytes for each prefix length from 0 to item_count\x1a\x46uint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u\"\x9a\x02\n\x07Verdict\x12\x31\n\x04root\x18\x01 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x02 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuation\x12\x43\n\nuncaptured\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.UncapturedH\x00R\nuncaptured\x12:\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.callforest.capture.v1.RefusedH\x00R\x07refusedB\x10\n\x07verdict\x12\x05\xbaH\x02\x08\x01\"\x06\n\x04Root\"\xae\x01\n\x0c\x43ontinuation\x12\x30\n\x0eparent_call_id\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x0cparentCallId\x12\x37\n\x10prev_token_count\x18\x02 \x01(\x04\x42\r\xbaH\n2\x08\x18\xff\xff\xff\xff\x0f(\x01R\x0eprevTokenCount\x12\x33\n\x11parent_chain_hash\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0fparentChainHash\"R\n\nUncaptured\x12\"\n\x06reason\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12 \n\x06\x64\x65tail\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"q\n\x07Refused\x12\x42\n\x06reason\x18\x01 \x01(\x0e\x32 .callforest.error.v1.ErrorReasonB\x08\xbaH\x05\x82\x01\x02 \x00R\x06reason\x12\"\n\x07message\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x07message\"\x9d\x02\n\x10\x43\x61ptureAdmission\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x31\n\x04root\x18\x03 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x04 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuationB\x11\n\x08position\x12\x05\xbaH\x02\x08\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-callforest/capture/v1/capture_admission.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\x1a&callforest/error/v1/error_reason.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf9\x03\n\nChainProbe\x12\xa5\x01\n\x15\x61ssistant_fingerprint\x18\x01 \x01(\x0c\x42p\xbaHm\xba\x01j\n(chain_probe.assistant_fingerprint.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x14\x61ssistantFingerprint\x12(\n\nitem_count\x18\x02 \x01(\rB\t\xbaH\x06*\x04\x18\x80\x80\x01R\titemCount\x12\'\n\x0f\x63ontext_digests\x18\x03 \x01(\x0cR\x0e\x63ontextDigests\x12\x38\n\x13\x66ingerprint_version\x18\x04 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x12\x66ingerprintVersion:\xb5\x01\xbaH\xb1\x01\x1a\xae\x01\n\x14\x63hain_probe.contexts\x12Ncontext_digests must hold 32 bytes for each prefix length from 0 to item_count\x1a\x46uint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u\"\xf5\x03\n\x0bSourceProbe\x12<\n\x15normalization_version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x14normalizationVersion\x12\x1d\n\natom_count\x18\x02 \x01(\rR\tatomCount\x12O\n\nboundaries\x18\x03 \x03(\x0b\x32%.callforest.capture.v1.SourceBoundaryB\x08\xbaH\x05\x92\x01\x02\x10\x08R\nboundaries\x12/\n\x13observations_follow\x18\x04 \x01(\x08R\x12observationsFollow\x12,\n\rrender_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0crenderDigest\x12\x30\n\nnative_ids\x18\x06 \x03(\tB\x11\xbaH\x0e\x92\x01\x0b\x10@\"\x07r\x05\x10\x01\x18\x80\x02R\tnativeIds\x12\x37\n\x0f\x63laimed_call_id\x18\x07 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01H\x00R\rclaimedCallId\x88\x01\x01\x12*\n\x11\x63laim_breaks_ties\x18\x08 \x01(\x08R\x0f\x63laimBreaksTies\x12.\n\x13has_unreadable_item\x18\t \x01(\x08R\x11hasUnreadableItemB\x12\n\x10_claimed_call_id\"\x9f\x01\n\x0eSourceBoundary\x12&\n\natom_count\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\tatomCount\x12,\n\rsource_digest\x18\x02 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0csourceDigest\x12\x37\n\x13tool_content_digest\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x11toolContentDigest\"\xd8\x02\n\x07Verdict\x12\x31\n\x04root\x18\x01 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x02 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuation\x12\x43\n\nuncaptured\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.UncapturedH\x00R\nuncaptured\x12:\n\x07refused\x18\x04 \x01(\x0b\x32\x1e.callforest.capture.v1.RefusedH\x00R\x07refused\x12<\n\x07\x65\x61rlier\x18\x05 \x01(\x0b\x32\".callforest.capture.v1.EarlierCallR\x07\x65\x61rlierB\x10\n\x07verdict\x12\x05\xbaH\x02\x08\x01\"\xa8\x01\n\x0b\x45\x61rlierCall\x12#\n\x07\x63\x61ll_id\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06\x63\x61llId\x12\x39\n\x05state\x18\x02 \x01(\x0e\x32#.callforest.capture.v1.EarlierStateR\x05state\x12\x39\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tadmitTime\"\x9f\x01\n\x04Root\x12\x39\n\x06reason\x18\x01 \x01(\x0e\x32!.callforest.capture.v1.RootReasonR\x06reason\x12\x30\n\x0fnearest_call_id\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\rnearestCallId\x12*\n\x11shared_atom_count\x18\x03 \x01(\rR\x0fsharedAtomCount\"\xe9\x01\n\x0c\x43ontinuation\x12\x30\n\x0eparent_call_id\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x0cparentCallId\x12\x37\n\x10prev_token_count\x18\x02 \x01(\x04\x42\r\xbaH\n2\x08\x18\xff\xff\xff\xff\x0f(\x01R\x0eprevTokenCount\x12\x33\n\x11parent_chain_hash\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0fparentChainHash\x12\x39\n\x05match\x18\x04 \x01(\x0e\x32#.callforest.capture.v1.HistoryMatchR\x05match\"R\n\nUncaptured\x12\"\n\x06reason\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x01R\x06reason\x12 \n\x06\x64\x65tail\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x06\x64\x65tail\"\xf8\x01\n\x07Refused\x12\x42\n\x06reason\x18\x01 \x01(\x0e\x32 .callforest.error.v1.ErrorReasonB\x08\xbaH\x05\x82\x01\x02 \x00R\x06reason\x12\"\n\x07message\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x08R\x07message\x12H\n\x08metadata\x18\x03 \x03(\x0b\x32,.callforest.capture.v1.Refused.MetadataEntryR\x08metadata\x1a;\n\rMetadataEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\xba\x02\n\x10\x43\x61ptureAdmission\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x31\n\x04root\x18\x03 \x01(\x0b\x32\x1b.callforest.capture.v1.RootH\x00R\x04root\x12I\n\x0c\x63ontinuation\x18\x04 \x01(\x0b\x32#.callforest.capture.v1.ContinuationH\x00R\x0c\x63ontinuation\x12\x1b\n\tis_forest\x18\x05 \x01(\x08R\x08isForestB\x11\n\x08position\x12\x05\xbaH\x02\x08\x01\"\xdc\x02\n\x0f\x43\x61ptureDecision\x12\x43\n\x05input\x18\x01 \x01(\x0e\x32#.callforest.capture.v1.CaptureInputB\x08\xbaH\x05\x82\x01\x02 \x00R\x05input\x12 \n\x06reason\x18\x02 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\x06reason\x12\x1d\n\nprefix_cut\x18\x03 \x01(\rR\tprefixCut\x12\x1d\n\nrender_cut\x18\x04 \x01(\rR\trenderCut\x12{\n\x05proof\x18\x05 \x01(\x0c\x42\x65\xbaHb\xba\x01_\n\x1d\x63\x61pture_decision.proof.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x05proof\x12\'\n\x05notes\x18\x06 \x03(\tB\x11\xbaH\x0e\x92\x01\x0b\x10\x08\"\x07r\x05\x10\x01\x18\x80\x01R\x05notes*\x7f\n\x0c\x45\x61rlierState\x12\x1d\n\x19\x45\x41RLIER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45\x41RLIER_STATE_PENDING\x10\x01\x12\x1b\n\x17\x45\x41RLIER_STATE_COMMITTED\x10\x02\x12\x18\n\x14\x45\x41RLIER_STATE_FAILED\x10\x03*\xda\x01\n\nRootReason\x12\x1b\n\x17ROOT_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1aROOT_REASON_NO_MODEL_ITEMS\x10\x01\x12$\n ROOT_REASON_HISTORY_NOT_RECORDED\x10\x02\x12&\n\"ROOT_REASON_RENDER_OPTIONS_CHANGED\x10\x03\x12 \n\x1cROOT_REASON_NOT_OBSERVATIONS\x10\x04\x12\x1f\n\x1bROOT_REASON_UNREADABLE_ITEM\x10\x05*q\n\x0cHistoryMatch\x12\x1d\n\x19HISTORY_MATCH_UNSPECIFIED\x10\x00\x12\x17\n\x13HISTORY_MATCH_EXACT\x10\x01\x12)\n%HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT\x10\x02*`\n\x0c\x43\x61ptureInput\x12\x1d\n\x19\x43\x41PTURE_INPUT_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41PTURE_INPUT_ROOT\x10\x01\x12\x19\n\x15\x43\x41PTURE_INPUT_SPLICED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,8 +42,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHAINPROBE'].fields_by_name['fingerprint_version']._serialized_options = b'\272H\004*\002(\001'
   _globals['_CHAINPROBE']._loaded_options = None
   _globals['_CHAINPROBE']._serialized_options = b'\272H\261\001\032\256\001\n\024chain_probe.contexts\022Ncontext_digests must hold 32 bytes for each prefix length from 0 to item_count\032Fuint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u'
+  _globals['_SOURCEPROBE'].fields_by_name['normalization_version']._loaded_options = None
+  _globals['_SOURCEPROBE'].fields_by_name['normalization_version']._serialized_options = b'\272H\004*\002(\001'
+  _globals['_SOURCEPROBE'].fields_by_name['boundaries']._loaded_options = None
+  _globals['_SOURCEPROBE'].fields_by_name['boundaries']._serialized_options = b'\272H\005\222\001\002\020\010'
+  _globals['_SOURCEPROBE'].fields_by_name['render_digest']._loaded_options = None
+  _globals['_SOURCEPROBE'].fields_by_name['render_digest']._serialized_options = b'\272H\004z\002h '
+  _globals['_SOURCEPROBE'].fields_by_name['native_ids']._loaded_options = None
+  _globals['_SOURCEPROBE'].fields_by_name['native_ids']._serialized_options = b'\272H\016\222\001\013\020@\"\007r\005\020\001\030\200\002'
+  _globals['_SOURCEPROBE'].fields_by_name['claimed_call_id']._loaded_options = None
+  _globals['_SOURCEPROBE'].fields_by_name['claimed_call_id']._serialized_options = b'\272H\007r\005\020\001\030\200\001'
+  _globals['_SOURCEBOUNDARY'].fields_by_name['atom_count']._loaded_options = None
+  _globals['_SOURCEBOUNDARY'].fields_by_name['atom_count']._serialized_options = b'\272H\004*\002(\001'
+  _globals['_SOURCEBOUNDARY'].fields_by_name['source_digest']._loaded_options = None
+  _globals['_SOURCEBOUNDARY'].fields_by_name['source_digest']._serialized_options = b'\272H\004z\002h '
+  _globals['_SOURCEBOUNDARY'].fields_by_name['tool_content_digest']._loaded_options = None
+  _globals['_SOURCEBOUNDARY'].fields_by_name['tool_content_digest']._serialized_options = b'\272H\004z\002h '
   _globals['_VERDICT'].oneofs_by_name['verdict']._loaded_options = None
   _globals['_VERDICT'].oneofs_by_name['verdict']._serialized_options = b'\272H\002\010\001'
+  _globals['_EARLIERCALL'].fields_by_name['call_id']._loaded_options = None
+  _globals['_EARLIERCALL'].fields_by_name['call_id']._serialized_options = b'\272H\007r\005\020\001\030\200\001'
+  _globals['_ROOT'].fields_by_name['nearest_call_id']._loaded_options = None
+  _globals['_ROOT'].fields_by_name['nearest_call_id']._serialized_options = b'\272H\005r\003\030\200\001'
   _globals['_CONTINUATION'].fields_by_name['parent_call_id']._loaded_options = None
   _globals['_CONTINUATION'].fields_by_name['parent_call_id']._serialized_options = b'\272H\007r\005\020\001\030\200\001'
   _globals['_CONTINUATION'].fields_by_name['prev_token_count']._loaded_options = None
@@ -53,6 +74,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNCAPTURED'].fields_by_name['reason']._serialized_options = b'\272H\007r\005\020\001\030\200\001'
   _globals['_UNCAPTURED'].fields_by_name['detail']._loaded_options = None
   _globals['_UNCAPTURED'].fields_by_name['detail']._serialized_options = b'\272H\005r\003\030\200\010'
+  _globals['_REFUSED_METADATAENTRY']._loaded_options = None
+  _globals['_REFUSED_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_REFUSED'].fields_by_name['reason']._loaded_options = None
   _globals['_REFUSED'].fields_by_name['reason']._serialized_options = b'\272H\005\202\001\002 \000'
   _globals['_REFUSED'].fields_by_name['message']._loaded_options = None
@@ -63,18 +86,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPTUREADMISSION'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_CAPTUREADMISSION'].fields_by_name['call_id']._loaded_options = None
   _globals['_CAPTUREADMISSION'].fields_by_name['call_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
-  _globals['_CHAINPROBE']._serialized_start=142
-  _globals['_CHAINPROBE']._serialized_end=647
-  _globals['_VERDICT']._serialized_start=650
-  _globals['_VERDICT']._serialized_end=932
-  _globals['_ROOT']._serialized_start=934
-  _globals['_ROOT']._serialized_end=940
-  _globals['_CONTINUATION']._serialized_start=943
-  _globals['_CONTINUATION']._serialized_end=1117
-  _globals['_UNCAPTURED']._serialized_start=1119
-  _globals['_UNCAPTURED']._serialized_end=1201
-  _globals['_REFUSED']._serialized_start=1203
-  _globals['_REFUSED']._serialized_end=1316
-  _globals['_CAPTUREADMISSION']._serialized_start=1319
-  _globals['_CAPTUREADMISSION']._serialized_end=1604
+  _globals['_CAPTUREDECISION'].fields_by_name['input']._loaded_options = None
+  _globals['_CAPTUREDECISION'].fields_by_name['input']._serialized_options = b'\272H\005\202\001\002 \000'
+  _globals['_CAPTUREDECISION'].fields_by_name['reason']._loaded_options = None
+  _globals['_CAPTUREDECISION'].fields_by_name['reason']._serialized_options = b'\272H\005r\003\030\200\001'
+  _globals['_CAPTUREDECISION'].fields_by_name['proof']._loaded_options = None
+  _globals['_CAPTUREDECISION'].fields_by_name['proof']._serialized_options = b'\272Hb\272\001_\n\035capture_decision.proof.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
+  _globals['_CAPTUREDECISION'].fields_by_name['notes']._loaded_options = None
+  _globals['_CAPTUREDECISION'].fields_by_name['notes']._serialized_options = b'\272H\016\222\001\013\020\010\"\007r\005\020\001\030\200\001'
+  _globals['_EARLIERSTATE']._serialized_start=3267
+  _globals['_EARLIERSTATE']._serialized_end=3394
+  _globals['_ROOTREASON']._serialized_start=3397
+  _globals['_ROOTREASON']._serialized_end=3615
+  _globals['_HISTORYMATCH']._serialized_start=3617
+  _globals['_HISTORYMATCH']._serialized_end=3730
+  _globals['_CAPTUREINPUT']._serialized_start=3732
+  _globals['_CAPTUREINPUT']._serialized_end=3828
+  _globals['_CHAINPROBE']._serialized_start=175
+  _globals['_CHAINPROBE']._serialized_end=680
+  _globals['_SOURCEPROBE']._serialized_start=683
+  _globals['_SOURCEPROBE']._serialized_end=1184
+  _globals['_SOURCEBOUNDARY']._serialized_start=1187
+  _globals['_SOURCEBOUNDARY']._serialized_end=1346
+  _globals['_VERDICT']._serialized_start=1349
+  _globals['_VERDICT']._serialized_end=1693
+  _globals['_EARLIERCALL']._serialized_start=1696
+  _globals['_EARLIERCALL']._serialized_end=1864
+  _globals['_ROOT']._serialized_start=1867
+  _globals['_ROOT']._serialized_end=2026
+  _globals['_CONTINUATION']._serialized_start=2029
+  _globals['_CONTINUATION']._serialized_end=2262
+  _globals['_UNCAPTURED']._serialized_start=2264
+  _globals['_UNCAPTURED']._serialized_end=2346
+  _globals['_REFUSED']._serialized_start=2349
+  _globals['_REFUSED']._serialized_end=2597
+  _globals['_REFUSED_METADATAENTRY']._serialized_start=2538
+  _globals['_REFUSED_METADATAENTRY']._serialized_end=2597
+  _globals['_CAPTUREADMISSION']._serialized_start=2600
+  _globals['_CAPTUREADMISSION']._serialized_end=2914
+  _globals['_CAPTUREDECISION']._serialized_start=2917
+  _globals['_CAPTUREDECISION']._serialized_end=3265
 # @@protoc_insertion_point(module_scope)

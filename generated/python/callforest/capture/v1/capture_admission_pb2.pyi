@@ -4,8 +4,12 @@ isort:skip_file
 """
 
 from callforest.error.v1 import error_reason_pb2 as _error_reason_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -16,6 +20,122 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _EarlierState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlierStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlierState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLIER_STATE_UNSPECIFIED: _EarlierState.ValueType  # 0
+    """EARLIER_STATE_UNSPECIFIED is never sent."""
+    EARLIER_STATE_PENDING: _EarlierState.ValueType  # 1
+    """EARLIER_STATE_PENDING: it has no row; it may be staged."""
+    EARLIER_STATE_COMMITTED: _EarlierState.ValueType  # 2
+    """EARLIER_STATE_COMMITTED: its response is the staged one."""
+    EARLIER_STATE_FAILED: _EarlierState.ValueType  # 3
+    """EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept."""
+
+class EarlierState(_EarlierState, metaclass=_EarlierStateEnumTypeWrapper):
+    """EarlierState says how far a repeated call is."""
+
+EARLIER_STATE_UNSPECIFIED: EarlierState.ValueType  # 0
+"""EARLIER_STATE_UNSPECIFIED is never sent."""
+EARLIER_STATE_PENDING: EarlierState.ValueType  # 1
+"""EARLIER_STATE_PENDING: it has no row; it may be staged."""
+EARLIER_STATE_COMMITTED: EarlierState.ValueType  # 2
+"""EARLIER_STATE_COMMITTED: its response is the staged one."""
+EARLIER_STATE_FAILED: EarlierState.ValueType  # 3
+"""EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept."""
+Global___EarlierState: _TypeAlias = EarlierState  # noqa: Y015
+
+class _RootReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RootReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RootReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROOT_REASON_UNSPECIFIED: _RootReason.ValueType  # 0
+    """ROOT_REASON_UNSPECIFIED is that of chain mode."""
+    ROOT_REASON_NO_MODEL_ITEMS: _RootReason.ValueType  # 1
+    """ROOT_REASON_NO_MODEL_ITEMS: the request holds nothing that a model wrote."""
+    ROOT_REASON_HISTORY_NOT_RECORDED: _RootReason.ValueType  # 2
+    """ROOT_REASON_HISTORY_NOT_RECORDED: no call of the attempt ends with the request's last model answer."""
+    ROOT_REASON_RENDER_OPTIONS_CHANGED: _RootReason.ValueType  # 3
+    """ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options."""
+    ROOT_REASON_NOT_OBSERVATIONS: _RootReason.ValueType  # 4
+    """ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it."""
+    ROOT_REASON_UNREADABLE_ITEM: _RootReason.ValueType  # 5
+    """ROOT_REASON_UNREADABLE_ITEM: an item of the request has no normal form."""
+
+class RootReason(_RootReason, metaclass=_RootReasonEnumTypeWrapper):
+    """RootReason says why a call of forest mode continues nothing."""
+
+ROOT_REASON_UNSPECIFIED: RootReason.ValueType  # 0
+"""ROOT_REASON_UNSPECIFIED is that of chain mode."""
+ROOT_REASON_NO_MODEL_ITEMS: RootReason.ValueType  # 1
+"""ROOT_REASON_NO_MODEL_ITEMS: the request holds nothing that a model wrote."""
+ROOT_REASON_HISTORY_NOT_RECORDED: RootReason.ValueType  # 2
+"""ROOT_REASON_HISTORY_NOT_RECORDED: no call of the attempt ends with the request's last model answer."""
+ROOT_REASON_RENDER_OPTIONS_CHANGED: RootReason.ValueType  # 3
+"""ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options."""
+ROOT_REASON_NOT_OBSERVATIONS: RootReason.ValueType  # 4
+"""ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it."""
+ROOT_REASON_UNREADABLE_ITEM: RootReason.ValueType  # 5
+"""ROOT_REASON_UNREADABLE_ITEM: an item of the request has no normal form."""
+Global___RootReason: _TypeAlias = RootReason  # noqa: Y015
+
+class _HistoryMatch:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HistoryMatchEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryMatch.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HISTORY_MATCH_UNSPECIFIED: _HistoryMatch.ValueType  # 0
+    """HISTORY_MATCH_UNSPECIFIED proves nothing."""
+    HISTORY_MATCH_EXACT: _HistoryMatch.ValueType  # 1
+    """HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
+    HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: _HistoryMatch.ValueType  # 2
+    """HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The
+    worker must prove that its renderer gives the same tokens for both.
+    """
+
+class HistoryMatch(_HistoryMatch, metaclass=_HistoryMatchEnumTypeWrapper):
+    """HistoryMatch says in which sense a request's history is its predecessor's."""
+
+HISTORY_MATCH_UNSPECIFIED: HistoryMatch.ValueType  # 0
+"""HISTORY_MATCH_UNSPECIFIED proves nothing."""
+HISTORY_MATCH_EXACT: HistoryMatch.ValueType  # 1
+"""HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal."""
+HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: HistoryMatch.ValueType  # 2
+"""HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The
+worker must prove that its renderer gives the same tokens for both.
+"""
+Global___HistoryMatch: _TypeAlias = HistoryMatch  # noqa: Y015
+
+class _CaptureInput:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CaptureInputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CaptureInput.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAPTURE_INPUT_UNSPECIFIED: _CaptureInput.ValueType  # 0
+    """CAPTURE_INPUT_UNSPECIFIED is never sent."""
+    CAPTURE_INPUT_ROOT: _CaptureInput.ValueType  # 1
+    """CAPTURE_INPUT_ROOT: the rendering as it is."""
+    CAPTURE_INPUT_SPLICED: _CaptureInput.ValueType  # 2
+    """CAPTURE_INPUT_SPLICED: the predecessor's captured tokens, then the rest of the rendering."""
+
+class CaptureInput(_CaptureInput, metaclass=_CaptureInputEnumTypeWrapper):
+    """CaptureInput is what went into the engine."""
+
+CAPTURE_INPUT_UNSPECIFIED: CaptureInput.ValueType  # 0
+"""CAPTURE_INPUT_UNSPECIFIED is never sent."""
+CAPTURE_INPUT_ROOT: CaptureInput.ValueType  # 1
+"""CAPTURE_INPUT_ROOT: the rendering as it is."""
+CAPTURE_INPUT_SPLICED: CaptureInput.ValueType  # 2
+"""CAPTURE_INPUT_SPLICED: the predecessor's captured tokens, then the rest of the rendering."""
+Global___CaptureInput: _TypeAlias = CaptureInput  # noqa: Y015
 
 @_typing.final
 class ChainProbe(_message.Message):
@@ -56,6 +176,112 @@ class ChainProbe(_message.Message):
 Global___ChainProbe: _TypeAlias = ChainProbe  # noqa: Y015
 
 @_typing.final
+class SourceProbe(_message.Message):
+    """SourceProbe is what forest mode needs of a request to find the call that it continues: counts and
+    digests of its source history (docs/lineage.md, section "Source history"), never items. Its size does
+    not grow with the history.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NORMALIZATION_VERSION_FIELD_NUMBER: _builtins.int
+    ATOM_COUNT_FIELD_NUMBER: _builtins.int
+    BOUNDARIES_FIELD_NUMBER: _builtins.int
+    OBSERVATIONS_FOLLOW_FIELD_NUMBER: _builtins.int
+    RENDER_DIGEST_FIELD_NUMBER: _builtins.int
+    NATIVE_IDS_FIELD_NUMBER: _builtins.int
+    CLAIMED_CALL_ID_FIELD_NUMBER: _builtins.int
+    CLAIM_BREAKS_TIES_FIELD_NUMBER: _builtins.int
+    HAS_UNREADABLE_ITEM_FIELD_NUMBER: _builtins.int
+    normalization_version: _builtins.int
+    """normalization_version names the rules that turned items into atoms; records of another version never
+    match.
+    """
+    atom_count: _builtins.int
+    """atom_count is the number of atoms in the request."""
+    observations_follow: _builtins.bool
+    """observations_follow is set when nothing but user messages and tool results follows the first boundary,
+    and at least one of them.
+    """
+    render_digest: _builtins.bytes
+    """render_digest is the digest of the effective options that decide how items become tokens."""
+    claimed_call_id: _builtins.str
+    """claimed_call_id is the call that a delta request says it continues. It is checked like any other and
+    trusted in nothing: a call that does not end at the first boundary is refused.
+    """
+    claim_breaks_ties: _builtins.bool
+    """claim_breaks_ties is set when the history came whole: a claim that fails is then no reason to refuse."""
+    has_unreadable_item: _builtins.bool
+    """has_unreadable_item is set when an item has no normal form; there are no boundaries then."""
+    @_builtins.property
+    def boundaries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceBoundary]:
+        """boundaries are the ends of the request's last model answers, longest first: at most 8. Only the first
+        can be continued, since observations alone may follow; the others tell how far the history is known.
+        """
+
+    @_builtins.property
+    def native_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """native_ids are the ids that the request echoes on the items of its last model answer. Among equal
+        matches they name the one.
+        """
+
+    def __init__(
+        self,
+        *,
+        normalization_version: _builtins.int = ...,
+        atom_count: _builtins.int = ...,
+        boundaries: _abc.Iterable[Global___SourceBoundary] | None = ...,
+        observations_follow: _builtins.bool = ...,
+        render_digest: _builtins.bytes = ...,
+        native_ids: _abc.Iterable[_builtins.str] | None = ...,
+        claimed_call_id: _builtins.str | None = ...,
+        claim_breaks_ties: _builtins.bool = ...,
+        has_unreadable_item: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "claimed_call_id", b"claimed_call_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id", "atom_count", b"atom_count", "boundaries", b"boundaries", "claim_breaks_ties", b"claim_breaks_ties", "claimed_call_id", b"claimed_call_id", "has_unreadable_item", b"has_unreadable_item", "native_ids", b"native_ids", "normalization_version", b"normalization_version", "observations_follow", b"observations_follow", "render_digest", b"render_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__claimed_call_id: _TypeAlias = _typing.Literal["claimed_call_id"]  # noqa: Y015
+    _WhichOneofArgType__claimed_call_id: _TypeAlias = _typing.Literal["_claimed_call_id", b"_claimed_call_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__claimed_call_id) -> _WhichOneofReturnType__claimed_call_id | None: ...
+
+Global___SourceProbe: _TypeAlias = SourceProbe  # noqa: Y015
+
+@_typing.final
+class SourceBoundary(_message.Message):
+    """SourceBoundary is the end of a model answer in a request's source history."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATOM_COUNT_FIELD_NUMBER: _builtins.int
+    SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
+    TOOL_CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    atom_count: _builtins.int
+    """atom_count is the number of atoms up to here."""
+    source_digest: _builtins.bytes
+    """source_digest is the chained digest of those atoms."""
+    tool_content_digest: _builtins.bytes
+    """tool_content_digest is the chained digest of how those answers that have no text spell that
+    (absent, null or empty). Two histories that differ in it alone are equal only if the
+    renderer proves it.
+    """
+    def __init__(
+        self,
+        *,
+        atom_count: _builtins.int = ...,
+        source_digest: _builtins.bytes = ...,
+        tool_content_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atom_count", b"atom_count", "source_digest", b"source_digest", "tool_content_digest", b"tool_content_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceBoundary: _TypeAlias = SourceBoundary  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
     """Verdict is what may be captured of a call. An unresolved call cannot be expressed as a root."""
 
@@ -65,6 +291,7 @@ class Verdict(_message.Message):
     CONTINUATION_FIELD_NUMBER: _builtins.int
     UNCAPTURED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def root(self) -> Global___Root:
         """root: the call starts a context of its own."""
@@ -81,6 +308,10 @@ class Verdict(_message.Message):
     def refused(self) -> Global___Refused:
         """refused: the call must not be generated."""
 
+    @_builtins.property
+    def earlier(self) -> Global___EarlierCall:
+        """earlier is set when the call was announced before: this is a repeat of it, and it keeps its verdict."""
+
     def __init__(
         self,
         *,
@@ -88,10 +319,11 @@ class Verdict(_message.Message):
         continuation: Global___Continuation | None = ...,
         uncaptured: Global___Uncaptured | None = ...,
         refused: Global___Refused | None = ...,
+        earlier: Global___EarlierCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "earlier", b"earlier", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "earlier", b"earlier", "refused", b"refused", "root", b"root", "uncaptured", b"uncaptured", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_verdict: _TypeAlias = _typing.Literal["root", "continuation", "uncaptured", "refused"]  # noqa: Y015
     _WhichOneofArgType_verdict: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
@@ -100,17 +332,64 @@ class Verdict(_message.Message):
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
+class EarlierCall(_message.Message):
+    """EarlierCall is the call that a request repeats."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ADMIT_TIME_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """call_id names it. It is not the intent's for a repeat that has no key."""
+    state: Global___EarlierState.ValueType
+    """state says how far it is."""
+    @_builtins.property
+    def admit_time(self) -> _timestamp_pb2.Timestamp:
+        """admit_time is when it was first taken; all that a repeat makes has this time."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        state: Global___EarlierState.ValueType = ...,
+        admit_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "call_id", b"call_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlierCall: _TypeAlias = EarlierCall  # noqa: Y015
+
+@_typing.final
 class Root(_message.Message):
     """Root starts a context."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    REASON_FIELD_NUMBER: _builtins.int
+    NEAREST_CALL_ID_FIELD_NUMBER: _builtins.int
+    SHARED_ATOM_COUNT_FIELD_NUMBER: _builtins.int
+    reason: Global___RootReason.ValueType
+    """reason says why the call continues nothing; unspecified in chain mode."""
+    nearest_call_id: _builtins.str
+    """nearest_call_id names the recorded call with the longest history that the request shares; empty when
+    there is none.
+    """
+    shared_atom_count: _builtins.int
+    """shared_atom_count is the length of that history in atoms."""
     def __init__(
         self,
+        *,
+        reason: Global___RootReason.ValueType = ...,
+        nearest_call_id: _builtins.str = ...,
+        shared_atom_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nearest_call_id", b"nearest_call_id", "reason", b"reason", "shared_atom_count", b"shared_atom_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,22 +404,28 @@ class Continuation(_message.Message):
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     PREV_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     PARENT_CHAIN_HASH_FIELD_NUMBER: _builtins.int
+    MATCH_FIELD_NUMBER: _builtins.int
     parent_call_id: _builtins.str
     """parent_call_id names the predecessor."""
     prev_token_count: _builtins.int
     """prev_token_count is the length of the predecessor's whole sequence."""
     parent_chain_hash: _builtins.bytes
     """parent_chain_hash is the predecessor's chain hash; the fetched tokens must have it."""
+    match: Global___HistoryMatch.ValueType
+    """match is the proof that the request's history is the predecessor's; unspecified in chain mode. A
+    worker refuses a continuation of forest mode without it.
+    """
     def __init__(
         self,
         *,
         parent_call_id: _builtins.str = ...,
         prev_token_count: _builtins.int = ...,
         parent_chain_hash: _builtins.bytes = ...,
+        match: Global___HistoryMatch.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parent_call_id", b"parent_call_id", "parent_chain_hash", b"parent_chain_hash", "prev_token_count", b"prev_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["match", b"match", "parent_call_id", b"parent_call_id", "parent_chain_hash", b"parent_chain_hash", "prev_token_count", b"prev_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,21 +463,47 @@ class Refused(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     reason: _error_reason_pb2.ErrorReason.ValueType
     """reason is the machine-readable reason."""
     message: _builtins.str
     """message says what is wrong and what to do."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """metadata holds the facts that the reason's comment names."""
+
     def __init__(
         self,
         *,
         reason: _error_reason_pb2.ErrorReason.ValueType = ...,
         message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "metadata", b"metadata", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,10 +519,15 @@ class CaptureAdmission(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
     CONTINUATION_FIELD_NUMBER: _builtins.int
+    IS_FOREST_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
     """call_id names the call."""
+    is_forest: _builtins.bool
+    """is_forest is set for a call of forest mode: the worker itself proves the boundary, and may start a
+    fresh root where it cannot. In chain mode it must use the continuation or fail the capture.
+    """
     @_builtins.property
     def root(self) -> Global___Root:
         """root: nothing is inherited."""
@@ -227,13 +543,64 @@ class CaptureAdmission(_message.Message):
         call_id: _builtins.str = ...,
         root: Global___Root | None = ...,
         continuation: Global___Continuation | None = ...,
+        is_forest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["continuation", b"continuation", "position", b"position", "root", b"root"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "continuation", b"continuation", "position", b"position", "root", b"root"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "continuation", b"continuation", "is_forest", b"is_forest", "position", b"position", "root", b"root"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["root", "continuation"]  # noqa: Y015
     _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_position) -> _WhichOneofReturnType_position | None: ...
 
 Global___CaptureAdmission: _TypeAlias = CaptureAdmission  # noqa: Y015
+
+@_typing.final
+class CaptureDecision(_message.Message):
+    """CaptureDecision is what the worker found out and did when it placed a prefix (seed "Ownership and
+    request flow", 2). It is evidence; no digest of the call covers it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PREFIX_CUT_FIELD_NUMBER: _builtins.int
+    RENDER_CUT_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    input: Global___CaptureInput.ValueType
+    """input is what went into the engine."""
+    reason: _builtins.str
+    """reason says why an admitted continuation became a fresh root, a reason of docs/protocol.md, section
+    "Fresh roots"; empty otherwise.
+    """
+    prefix_cut: _builtins.int
+    """prefix_cut is the number of captured tokens that head the prompt."""
+    render_cut: _builtins.int
+    """render_cut is where the part that came from the rendering begins in it."""
+    proof: _builtins.bytes
+    """proof is the SHA-256 over what the boundary was proven by (docs/protocol.md, section "Splice
+    proof"): 32 bytes, or empty for a root.
+    """
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """notes are what else was seen, for instance "template_truncated_reasoning"."""
+
+    def __init__(
+        self,
+        *,
+        input: Global___CaptureInput.ValueType = ...,
+        reason: _builtins.str = ...,
+        prefix_cut: _builtins.int = ...,
+        render_cut: _builtins.int = ...,
+        proof: _builtins.bytes = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "notes", b"notes", "prefix_cut", b"prefix_cut", "proof", b"proof", "reason", b"reason", "render_cut", b"render_cut"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CaptureDecision: _TypeAlias = CaptureDecision  # noqa: Y015

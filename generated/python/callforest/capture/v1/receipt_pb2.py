@@ -22,17 +22,18 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from callforest.capture.v1 import attempt_pb2 as callforest_dot_capture_dot_v1_dot_attempt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#callforest/capture/v1/receipt.proto\x12\x15\x63\x61llforest.capture.v1\"\xc7\x05\n\x07Receipt\x12\x19\n\x08group_id\x18\x01 \x01(\tR\x07groupId\x12\x1d\n\nrollout_id\x18\x02 \x01(\tR\trolloutId\x12\x12\n\x04slot\x18\x03 \x01(\rR\x04slot\x12\x1f\n\x0b\x63\x61pture_key\x18\x04 \x01(\tR\ncaptureKey\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x06 \x01(\x04R\x08revision\x12\x16\n\x06reward\x18\x07 \x01(\x01R\x06reward\x12\x16\n\x06masked\x18\x08 \x01(\x08R\x06masked\x12\x1f\n\x0bmask_reason\x18\t \x01(\tR\nmaskReason\x12\x1f\n\x0bmask_detail\x18\n \x01(\tR\nmaskDetail\x12-\n\x10terminal_call_id\x18\x0b \x01(\tH\x00R\x0eterminalCallId\x88\x01\x01\x12-\n\x12terminal_selection\x18\x0c \x01(\tR\x11terminalSelection\x12%\n\x0eterminal_trail\x18\r \x01(\tR\rterminalTrail\x12\x38\n\x05\x63\x61lls\x18\x0e \x03(\x0b\x32\".callforest.capture.v1.ReceiptCallR\x05\x63\x61lls\x12\x1c\n\ttruncated\x18\x0f \x01(\x08R\ttruncated\x12\x16\n\x06\x64igest\x18\x10 \x01(\x0cR\x06\x64igest\x12\x32\n\x15generated_token_count\x18\x11 \x01(\x04R\x13generatedTokenCount\x12*\n\x11total_token_count\x18\x12 \x01(\x04R\x0ftotalTokenCount\x12\x1d\n\nmask_cause\x18\x13 \x01(\tR\tmaskCause\x12 \n\x0btraceparent\x18\x14 \x01(\tR\x0btraceparentB\x13\n\x11_terminal_call_id\"Z\n\x0bReceiptCall\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12\x16\n\x06\x64igest\x18\x02 \x01(\x0cR\x06\x64igest\x12\x1a\n\x08selected\x18\x03 \x01(\x08R\x08selectedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#callforest/capture/v1/receipt.proto\x12\x15\x63\x61llforest.capture.v1\x1a#callforest/capture/v1/attempt.proto\"\xca\x07\n\x07Receipt\x12\x19\n\x08group_id\x18\x01 \x01(\tR\x07groupId\x12\x1d\n\nrollout_id\x18\x02 \x01(\tR\trolloutId\x12\x12\n\x04slot\x18\x03 \x01(\rR\x04slot\x12\x1f\n\x0b\x63\x61pture_key\x18\x04 \x01(\tR\ncaptureKey\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x06 \x01(\x04R\x08revision\x12\x16\n\x06reward\x18\x07 \x01(\x01R\x06reward\x12\x16\n\x06masked\x18\x08 \x01(\x08R\x06masked\x12\x1f\n\x0bmask_reason\x18\t \x01(\tR\nmaskReason\x12\x1f\n\x0bmask_detail\x18\n \x01(\tR\nmaskDetail\x12-\n\x10terminal_call_id\x18\x0b \x01(\tH\x00R\x0eterminalCallId\x88\x01\x01\x12-\n\x12terminal_selection\x18\x0c \x01(\tR\x11terminalSelection\x12%\n\x0eterminal_trail\x18\r \x01(\tR\rterminalTrail\x12\x38\n\x05\x63\x61lls\x18\x0e \x03(\x0b\x32\".callforest.capture.v1.ReceiptCallR\x05\x63\x61lls\x12\x1c\n\ttruncated\x18\x0f \x01(\x08R\ttruncated\x12\x16\n\x06\x64igest\x18\x10 \x01(\x0cR\x06\x64igest\x12\x32\n\x15generated_token_count\x18\x11 \x01(\x04R\x13generatedTokenCount\x12*\n\x11total_token_count\x18\x12 \x01(\x04R\x0ftotalTokenCount\x12\x1d\n\nmask_cause\x18\x13 \x01(\tR\tmaskCause\x12 \n\x0btraceparent\x18\x14 \x01(\tR\x0btraceparent\x12\x36\n\x04mode\x18\x15 \x01(\x0e\x32\".callforest.capture.v1.CaptureModeR\x04mode\x12)\n\x10selection_policy\x18\x16 \x01(\tR\x0fselectionPolicy\x12*\n\x11selected_call_ids\x18\x17 \x03(\tR\x0fselectedCallIds\x12\x43\n\x1elongest_generation_token_count\x18\x18 \x01(\x04R\x1blongestGenerationTokenCount\x12-\n\x12\x65nvironment_masked\x18\x19 \x01(\x08R\x11\x65nvironmentMaskedB\x13\n\x11_terminal_call_id\"\xb0\x01\n\x0bReceiptCall\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12\x16\n\x06\x64igest\x18\x02 \x01(\x0cR\x06\x64igest\x12\x1a\n\x08selected\x18\x03 \x01(\x08R\x08selected\x12\x16\n\x06reason\x18\x04 \x01(\tR\x06reason\x12)\n\x0eparent_call_id\x18\x05 \x01(\tH\x00R\x0cparentCallId\x88\x01\x01\x42\x11\n\x0f_parent_call_idb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callforest.capture.v1.receipt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECEIPT']._serialized_start=63
-  _globals['_RECEIPT']._serialized_end=774
-  _globals['_RECEIPTCALL']._serialized_start=776
-  _globals['_RECEIPTCALL']._serialized_end=866
+  _globals['_RECEIPT']._serialized_start=100
+  _globals['_RECEIPT']._serialized_end=1070
+  _globals['_RECEIPTCALL']._serialized_start=1073
+  _globals['_RECEIPTCALL']._serialized_end=1249
 # @@protoc_insertion_point(module_scope)

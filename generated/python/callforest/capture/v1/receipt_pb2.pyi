@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import attempt_pb2 as _attempt_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -11,10 +12,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -44,6 +45,11 @@ class Receipt(_message.Message):
     TOTAL_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     MASK_CAUSE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    SELECTION_POLICY_FIELD_NUMBER: _builtins.int
+    SELECTED_CALL_IDS_FIELD_NUMBER: _builtins.int
+    LONGEST_GENERATION_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_MASKED_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id names the group."""
     rollout_id: _builtins.str
@@ -67,7 +73,9 @@ class Receipt(_message.Message):
     terminal_call_id: _builtins.str
     """terminal_call_id names the scored call, when one was attributed."""
     terminal_selection: _builtins.str
-    """terminal_selection is the stage that attributed it: declared, response_id, content or heuristic."""
+    """terminal_selection is who attributed it: declared, response_id, content or heuristic; explicit for a
+    selection of the request, policy for a custom policy.
+    """
     terminal_trail: _builtins.str
     """terminal_trail lists what each stage found."""
     truncated: _builtins.bool
@@ -86,9 +94,25 @@ class Receipt(_message.Message):
     """traceparent is the W3C trace context of the span in which the rollout was finalized; empty when none
     of its calls was sampled. No digest covers it.
     """
+    mode: _attempt_pb2.CaptureMode.ValueType
+    """mode is the attempt's; unspecified for chain."""
+    selection_policy: _builtins.str
+    """selection_policy is what selected: "returned_history", "all_captured", "explicit" or the name of a
+    custom policy; empty in chain mode.
+    """
+    longest_generation_token_count: _builtins.int
+    """longest_generation_token_count is the length of the longest generation that has loss."""
+    environment_masked: _builtins.bool
+    """environment_masked is set when the environment kept the rollout from training."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceiptCall]:
         """calls are the committed calls in manifest order, selected or not, each a key for cleanup."""
+
+    @_builtins.property
+    def selected_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """selected_call_ids are the selected calls in the order of their priority; empty in chain mode, and when
+        masked before anything was selected.
+        """
 
     def __init__(
         self,
@@ -113,10 +137,15 @@ class Receipt(_message.Message):
         total_token_count: _builtins.int = ...,
         mask_cause: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        mode: _attempt_pb2.CaptureMode.ValueType = ...,
+        selection_policy: _builtins.str = ...,
+        selected_call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        longest_generation_token_count: _builtins.int = ...,
+        environment_masked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "terminal_call_id", b"terminal_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "calls", b"calls", "capture_key", b"capture_key", "digest", b"digest", "epoch", b"epoch", "generated_token_count", b"generated_token_count", "group_id", b"group_id", "mask_cause", b"mask_cause", "mask_detail", b"mask_detail", "mask_reason", b"mask_reason", "masked", b"masked", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "slot", b"slot", "terminal_call_id", b"terminal_call_id", "terminal_selection", b"terminal_selection", "terminal_trail", b"terminal_trail", "total_token_count", b"total_token_count", "traceparent", b"traceparent", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "calls", b"calls", "capture_key", b"capture_key", "digest", b"digest", "environment_masked", b"environment_masked", "epoch", b"epoch", "generated_token_count", b"generated_token_count", "group_id", b"group_id", "longest_generation_token_count", b"longest_generation_token_count", "mask_cause", b"mask_cause", "mask_detail", b"mask_detail", "mask_reason", b"mask_reason", "masked", b"masked", "mode", b"mode", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "selected_call_ids", b"selected_call_ids", "selection_policy", b"selection_policy", "slot", b"slot", "terminal_call_id", b"terminal_call_id", "terminal_selection", b"terminal_selection", "terminal_trail", b"terminal_trail", "total_token_count", b"total_token_count", "traceparent", b"traceparent", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__terminal_call_id: _TypeAlias = _typing.Literal["terminal_call_id"]  # noqa: Y015
     _WhichOneofArgType__terminal_call_id: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id"]  # noqa: Y015
@@ -133,23 +162,37 @@ class ReceiptCall(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call."""
     digest: _builtins.bytes
     """digest is the staged call's digest."""
     selected: _builtins.bool
     """selected is set when the call trains."""
+    reason: _builtins.str
+    """reason says why the call is in or out, of forest mode: one of docs/protocol.md, section "Selection".
+    No digest covers it.
+    """
+    parent_call_id: _builtins.str
+    """parent_call_id names the call that this one continues, of forest mode; absent for a root and in chain
+    mode. With it a receipt alone says which row owns which loss.
+    """
     def __init__(
         self,
         *,
         call_id: _builtins.str = ...,
         digest: _builtins.bytes = ...,
         selected: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        parent_call_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "parent_call_id", b"parent_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "digest", b"digest", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "digest", b"digest", "parent_call_id", b"parent_call_id", "reason", b"reason", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__parent_call_id: _TypeAlias = _typing.Literal["parent_call_id"]  # noqa: Y015
+    _WhichOneofArgType__parent_call_id: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_call_id) -> _WhichOneofReturnType__parent_call_id | None: ...
 
 Global___ReceiptCall: _TypeAlias = ReceiptCall  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*callforest/capture/v1/replay_summary.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"\xc8\x01\n\rReplaySummary\x12<\n\x15normalization_version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x14normalizationVersion\x12\x1d\n\nitem_count\x18\x02 \x01(\rR\titemCount\x12,\n\rsource_digest\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0csourceDigest\x12,\n\rrender_digest\x18\x04 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0crenderDigestb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*callforest/capture/v1/replay_summary.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"\xec\x02\n\rReplaySummary\x12<\n\x15normalization_version\x18\x01 \x01(\rB\x07\xbaH\x04*\x02(\x01R\x14normalizationVersion\x12\x1d\n\nitem_count\x18\x02 \x01(\rR\titemCount\x12,\n\rsource_digest\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0csourceDigest\x12,\n\rrender_digest\x18\x04 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x0crenderDigest\x12\xa1\x01\n\x13tool_content_digest\x18\x05 \x01(\x0c\x42q\xbaHn\xba\x01k\n)replay_summary.tool_content_digest.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x11toolContentDigestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,6 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLAYSUMMARY'].fields_by_name['source_digest']._serialized_options = b'\272H\004z\002h '
   _globals['_REPLAYSUMMARY'].fields_by_name['render_digest']._loaded_options = None
   _globals['_REPLAYSUMMARY'].fields_by_name['render_digest']._serialized_options = b'\272H\004z\002h '
+  _globals['_REPLAYSUMMARY'].fields_by_name['tool_content_digest']._loaded_options = None
+  _globals['_REPLAYSUMMARY'].fields_by_name['tool_content_digest']._serialized_options = b'\272Hn\272\001k\n)replay_summary.tool_content_digest.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
   _globals['_REPLAYSUMMARY']._serialized_start=99
-  _globals['_REPLAYSUMMARY']._serialized_end=299
+  _globals['_REPLAYSUMMARY']._serialized_end=463
 # @@protoc_insertion_point(module_scope)

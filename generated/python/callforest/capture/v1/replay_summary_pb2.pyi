@@ -18,8 +18,10 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ReplaySummary(_message.Message):
-    """ReplaySummary is what is kept of a request to recognise its history in a later one: no items, only
-    their number and a digest chained over them. Its size does not depend on the history.
+    """ReplaySummary is what is kept of a call to recognise its history in a later request: no items, only
+    their number and a digest chained over them. Its size does not depend on the history. In chain mode
+    (normalization version 1) it covers the request's items; in forest mode (version 2) the atoms of the
+    request and of its answer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -28,6 +30,7 @@ class ReplaySummary(_message.Message):
     ITEM_COUNT_FIELD_NUMBER: _builtins.int
     SOURCE_DIGEST_FIELD_NUMBER: _builtins.int
     RENDER_DIGEST_FIELD_NUMBER: _builtins.int
+    TOOL_CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     normalization_version: _builtins.int
     """normalization_version names the rules that turned items into digested form."""
     item_count: _builtins.int
@@ -36,6 +39,10 @@ class ReplaySummary(_message.Message):
     """source_digest is the chained digest of the items in order."""
     render_digest: _builtins.bytes
     """render_digest is the digest of the options that decide how items become tokens."""
+    tool_content_digest: _builtins.bytes
+    """tool_content_digest is the chained digest of how answers that have no text spell that:
+    32 bytes, of forest mode; empty in chain mode.
+    """
     def __init__(
         self,
         *,
@@ -43,10 +50,11 @@ class ReplaySummary(_message.Message):
         item_count: _builtins.int = ...,
         source_digest: _builtins.bytes = ...,
         render_digest: _builtins.bytes = ...,
+        tool_content_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["item_count", b"item_count", "normalization_version", b"normalization_version", "render_digest", b"render_digest", "source_digest", b"source_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item_count", b"item_count", "normalization_version", b"normalization_version", "render_digest", b"render_digest", "source_digest", b"source_digest", "tool_content_digest", b"tool_content_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import completion_pb2 as _completion_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -39,6 +40,7 @@ class StagedCall(_message.Message):
     CUMULATIVE_HASH_FIELD_NUMBER: _builtins.int
     SERVED_RESPONSE_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
@@ -73,6 +75,10 @@ class StagedCall(_message.Message):
     def completion(self) -> _completion_pb2.Completion:
         """completion says how the generation ended. No digest covers it."""
 
+    @_builtins.property
+    def decision(self) -> _capture_admission_pb2.CaptureDecision:
+        """decision is what the worker did with the admitted predecessor, of forest mode. No digest covers it."""
+
     def __init__(
         self,
         *,
@@ -89,10 +95,11 @@ class StagedCall(_message.Message):
         cumulative_hash: _builtins.bytes = ...,
         served_response: _builtins.bytes = ...,
         completion: _completion_pb2.Completion | None = ...,
+        decision: _capture_admission_pb2.CaptureDecision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "canonical", b"canonical", "columns", b"columns", "completion", b"completion", "parent_call_id", b"parent_call_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "canonical", b"canonical", "columns", b"columns", "completion", b"completion", "decision", b"decision", "parent_call_id", b"parent_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "canonical", b"canonical", "capture_key", b"capture_key", "chain_hash", b"chain_hash", "columns", b"columns", "completion", b"completion", "cumulative_hash", b"cumulative_hash", "digest", b"digest", "extras", b"extras", "extras_digest", b"extras_digest", "parent_call_id", b"parent_call_id", "prev_token_count", b"prev_token_count", "served_response", b"served_response", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "canonical", b"canonical", "capture_key", b"capture_key", "chain_hash", b"chain_hash", "columns", b"columns", "completion", b"completion", "cumulative_hash", b"cumulative_hash", "decision", b"decision", "digest", b"digest", "extras", b"extras", "extras_digest", b"extras_digest", "parent_call_id", b"parent_call_id", "prev_token_count", b"prev_token_count", "served_response", b"served_response", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_call_id: _TypeAlias = _typing.Literal["parent_call_id"]  # noqa: Y015
     _WhichOneofArgType__parent_call_id: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id"]  # noqa: Y015

@@ -78,9 +78,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: store, key.
     """
     ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 11
-    """ERROR_REASON_STORE_FULL: the store's quota is reached. Status RESOURCE_EXHAUSTED with a
-    google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
-    Metadata: store, used_bytes, quota_bytes.
+    """ERROR_REASON_STORE_FULL: the store's quota is reached, or its disk is almost full. Status
+    RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
+    Metadata: store, used_bytes, quota_bytes, free_bytes.
     """
     ERROR_REASON_ATTEMPT_NOT_FOUND: _ErrorReason.ValueType  # 20
     """ERROR_REASON_ATTEMPT_NOT_FOUND: no such attempt was opened. Status NOT_FOUND.
@@ -125,6 +125,34 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     predecessor, with its length and identity. Status FAILED_PRECONDITION. A failure row was written.
     Metadata: capture_key, call_id, field.
     """
+    ERROR_REASON_AMBIGUOUS_HISTORY: _ErrorReason.ValueType  # 29
+    """ERROR_REASON_AMBIGUOUS_HISTORY: the request's history ends more than one recorded call, and nothing it
+    echoes tells which. Status FAILED_PRECONDITION; nothing was generated. Echo the ids of the answer's
+    items, or name the call in a delta request.
+    Metadata: capture_key, call_id, candidates.
+    """
+    ERROR_REASON_MODE_MISMATCH: _ErrorReason.ValueType  # 30
+    """ERROR_REASON_MODE_MISMATCH: the attempt was opened in another capture mode. Status
+    FAILED_PRECONDITION. Open the attempt in the mode of the gateway.
+    Metadata: capture_key, expected, actual.
+    """
+    ERROR_REASON_HISTORY_CLAIM_REFUSED: _ErrorReason.ValueType  # 31
+    """ERROR_REASON_HISTORY_CLAIM_REFUSED: the call that a delta request says it continues does not end where
+    the request's history does, or was rendered with other options. Status FAILED_PRECONDITION; nothing
+    was generated. Send the history whole.
+    Metadata: capture_key, call_id, claimed_call_id, fault.
+    """
+    ERROR_REASON_CONFIGURATION_CHANGED: _ErrorReason.ValueType  # 32
+    """ERROR_REASON_CONFIGURATION_CHANGED: model, template or processor are not those with which the attempt
+    began. Status FAILED_PRECONDITION; nothing was generated. Open another attempt.
+    Metadata: capture_key, expected, actual.
+    """
+    ERROR_REASON_AMBIGUOUS_RETRY: _ErrorReason.ValueType  # 33
+    """ERROR_REASON_AMBIGUOUS_RETRY: a request that is marked as a repeat has no key, and more than one earlier
+    call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
+    request.
+    Metadata: capture_key, candidates.
+    """
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 40
     """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
     INVALID_ARGUMENT. Nothing was stored.
@@ -155,6 +183,18 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     with the same digest. Status FAILED_PRECONDITION.
     Metadata: version, current_version.
     """
+    ERROR_REASON_HISTORY_REQUIRED: _ErrorReason.ValueType  # 63
+    """ERROR_REASON_HISTORY_REQUIRED: the gateway no longer has the history of the call that a delta request
+    names. Status FAILED_PRECONDITION; nothing was generated. Send the request again with the whole history
+    and history_is_whole.
+    Metadata: capture_key, call_id.
+    """
+    ERROR_REASON_CANDIDATE_WITHOUT_PROOF: _ErrorReason.ValueType  # 64
+    """ERROR_REASON_CANDIDATE_WITHOUT_PROOF: a continuation of forest mode does not say in which sense the
+    histories match. Status FAILED_PRECONDITION; nothing was generated. Admission and worker must be of
+    paired releases.
+    Metadata: capture_key, call_id.
+    """
     ERROR_REASON_GROUP_MISMATCH: _ErrorReason.ValueType  # 80
     """ERROR_REASON_GROUP_MISMATCH: the group or the rollout was finalized before with other content.
     Status ALREADY_EXISTS.
@@ -182,6 +222,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ERROR_REASON_SUBSCRIPTION_SUPERSEDED: the same consumer opened a newer subscription; this one may
     commit nothing more. Status ABORTED.
     Metadata: consumer.
+    """
+    ERROR_REASON_SELECTION_REFUSED: _ErrorReason.ValueType  # 86
+    """ERROR_REASON_SELECTION_REFUSED: the returned history or the selection is missing, contradictory,
+    duplicated or ambiguous, or names what was not captured. Status INVALID_ARGUMENT; no receipt was
+    written. `fault` is a fault of docs/protocol.md, section "Selection".
+    Metadata: rollout_id, fault, call_ids.
     """
     ERROR_REASON_TRAINER_CONFIGURATION: _ErrorReason.ValueType  # 100
     """ERROR_REASON_TRAINER_CONFIGURATION: the configuration or the loaded model cannot be trained.
@@ -264,9 +310,9 @@ never served; verify the store.
 Metadata: store, key.
 """
 ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 11
-"""ERROR_REASON_STORE_FULL: the store's quota is reached. Status RESOURCE_EXHAUSTED with a
-google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
-Metadata: store, used_bytes, quota_bytes.
+"""ERROR_REASON_STORE_FULL: the store's quota is reached, or its disk is almost full. Status
+RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
+Metadata: store, used_bytes, quota_bytes, free_bytes.
 """
 ERROR_REASON_ATTEMPT_NOT_FOUND: ErrorReason.ValueType  # 20
 """ERROR_REASON_ATTEMPT_NOT_FOUND: no such attempt was opened. Status NOT_FOUND.
@@ -311,6 +357,34 @@ ERROR_REASON_COORDINATES_MISMATCH: ErrorReason.ValueType  # 28
 predecessor, with its length and identity. Status FAILED_PRECONDITION. A failure row was written.
 Metadata: capture_key, call_id, field.
 """
+ERROR_REASON_AMBIGUOUS_HISTORY: ErrorReason.ValueType  # 29
+"""ERROR_REASON_AMBIGUOUS_HISTORY: the request's history ends more than one recorded call, and nothing it
+echoes tells which. Status FAILED_PRECONDITION; nothing was generated. Echo the ids of the answer's
+items, or name the call in a delta request.
+Metadata: capture_key, call_id, candidates.
+"""
+ERROR_REASON_MODE_MISMATCH: ErrorReason.ValueType  # 30
+"""ERROR_REASON_MODE_MISMATCH: the attempt was opened in another capture mode. Status
+FAILED_PRECONDITION. Open the attempt in the mode of the gateway.
+Metadata: capture_key, expected, actual.
+"""
+ERROR_REASON_HISTORY_CLAIM_REFUSED: ErrorReason.ValueType  # 31
+"""ERROR_REASON_HISTORY_CLAIM_REFUSED: the call that a delta request says it continues does not end where
+the request's history does, or was rendered with other options. Status FAILED_PRECONDITION; nothing
+was generated. Send the history whole.
+Metadata: capture_key, call_id, claimed_call_id, fault.
+"""
+ERROR_REASON_CONFIGURATION_CHANGED: ErrorReason.ValueType  # 32
+"""ERROR_REASON_CONFIGURATION_CHANGED: model, template or processor are not those with which the attempt
+began. Status FAILED_PRECONDITION; nothing was generated. Open another attempt.
+Metadata: capture_key, expected, actual.
+"""
+ERROR_REASON_AMBIGUOUS_RETRY: ErrorReason.ValueType  # 33
+"""ERROR_REASON_AMBIGUOUS_RETRY: a request that is marked as a repeat has no key, and more than one earlier
+call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
+request.
+Metadata: capture_key, candidates.
+"""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 40
 """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
 INVALID_ARGUMENT. Nothing was stored.
@@ -341,6 +415,18 @@ ERROR_REASON_WEIGHT_VERSION_STALE: ErrorReason.ValueType  # 62
 with the same digest. Status FAILED_PRECONDITION.
 Metadata: version, current_version.
 """
+ERROR_REASON_HISTORY_REQUIRED: ErrorReason.ValueType  # 63
+"""ERROR_REASON_HISTORY_REQUIRED: the gateway no longer has the history of the call that a delta request
+names. Status FAILED_PRECONDITION; nothing was generated. Send the request again with the whole history
+and history_is_whole.
+Metadata: capture_key, call_id.
+"""
+ERROR_REASON_CANDIDATE_WITHOUT_PROOF: ErrorReason.ValueType  # 64
+"""ERROR_REASON_CANDIDATE_WITHOUT_PROOF: a continuation of forest mode does not say in which sense the
+histories match. Status FAILED_PRECONDITION; nothing was generated. Admission and worker must be of
+paired releases.
+Metadata: capture_key, call_id.
+"""
 ERROR_REASON_GROUP_MISMATCH: ErrorReason.ValueType  # 80
 """ERROR_REASON_GROUP_MISMATCH: the group or the rollout was finalized before with other content.
 Status ALREADY_EXISTS.
@@ -368,6 +454,12 @@ ERROR_REASON_SUBSCRIPTION_SUPERSEDED: ErrorReason.ValueType  # 85
 """ERROR_REASON_SUBSCRIPTION_SUPERSEDED: the same consumer opened a newer subscription; this one may
 commit nothing more. Status ABORTED.
 Metadata: consumer.
+"""
+ERROR_REASON_SELECTION_REFUSED: ErrorReason.ValueType  # 86
+"""ERROR_REASON_SELECTION_REFUSED: the returned history or the selection is missing, contradictory,
+duplicated or ambiguous, or names what was not captured. Status INVALID_ARGUMENT; no receipt was
+written. `fault` is a fault of docs/protocol.md, section "Selection".
+Metadata: rollout_id, fault, call_ids.
 """
 ERROR_REASON_TRAINER_CONFIGURATION: ErrorReason.ValueType  # 100
 """ERROR_REASON_TRAINER_CONFIGURATION: the configuration or the loaded model cannot be trained.

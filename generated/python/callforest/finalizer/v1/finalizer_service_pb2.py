@@ -26,9 +26,10 @@ from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from callforest.capture.v1 import frame_pb2 as callforest_dot_capture_dot_v1_dot_frame__pb2
 from callforest.capture.v1 import group_batch_pb2 as callforest_dot_capture_dot_v1_dot_group__batch__pb2
 from callforest.capture.v1 import receipt_pb2 as callforest_dot_capture_dot_v1_dot_receipt__pb2
+from callforest.capture.v1 import selection_pb2 as callforest_dot_capture_dot_v1_dot_selection__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/callforest/finalizer/v1/finalizer_service.proto\x12\x17\x63\x61llforest.finalizer.v1\x1a\x1b\x62uf/validate/validate.proto\x1a!callforest/capture/v1/frame.proto\x1a\'callforest/capture/v1/group_batch.proto\x1a#callforest/capture/v1/receipt.proto\"\xa3\x05\n\x16\x46inalizeRolloutRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\x39\n\x08group_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x07groupId\x12\xbf\x01\n\nrollout_id\x18\x03 \x01(\tB\x9f\x01\xbaH\x9b\x01r\x18\x10\x01\x18p2\x12^[A-Za-z0-9._~-]+$\xba\x01~\n\x19rollout_id.not_an_attempt\x12\x45must not end in -a and a number: that is how later attempts are named\x1a\x1a!this.matches(\'-a[0-9]+$\')R\trolloutId\x12\x1c\n\x04slot\x18\x04 \x01(\rB\x08\xbaH\x05*\x03\x10\x80 R\x04slot\x12\x44\n\x0b\x63\x61pture_key\x18\x05 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$H\x00R\ncaptureKey\x88\x01\x01\x12\x14\n\x05\x65poch\x18\x06 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x07 \x01(\x04R\x08revision\x12\x1f\n\x06reward\x18\x08 \x01(\x01\x42\x07\xbaH\x04\x12\x02@\x01R\x06reward\x12\x41\n\x14\x64\x65\x63lared_response_id\x18\t \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02H\x01R\x12\x64\x65\x63laredResponseId\x88\x01\x01\x12\x33\n\x0fscored_response\x18\n \x01(\x0c\x42\n\xbaH\x07z\x05\x18\x80\x80\x80\x01R\x0escoredResponseB\x0e\n\x0c_capture_keyB\x17\n\x15_declared_response_id\"S\n\x17\x46inalizeRolloutResponse\x12\x38\n\x07receipt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x07receipt\"\xe9\x01\n\x14\x46inalizeGroupRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\x39\n\x08group_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x07groupId\x12/\n\rrollout_count\x18\x03 \x01(\rB\n\xbaH\x07*\x05\x18\x80 (\x01R\x0crolloutCount\x12/\n\x0e\x61\x62\x61ndon_reason\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\rabandonReason\"\x98\x01\n\x15\x46inalizeGroupResponse\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\x12\x17\n\x07row_ids\x18\x02 \x03(\tR\x06rowIds\x12\x1f\n\x0b\x64rop_reason\x18\x03 \x01(\tR\ndropReason\x12-\n\x12heuristic_fraction\x18\x04 \x01(\x01R\x11heuristicFraction\"\xea\x01\n\x14SubscribeRowsRequest\x12\x42\n\x05start\x18\x01 \x01(\x0b\x32*.callforest.finalizer.v1.StartSubscriptionH\x00R\x05start\x12<\n\x06\x63redit\x18\x02 \x01(\x0b\x32\".callforest.finalizer.v1.RowCreditH\x00R\x06\x63redit\x12?\n\x06\x63ommit\x18\x03 \x01(\x0b\x32%.callforest.finalizer.v1.CommitCursorH\x00R\x06\x63ommitB\x0f\n\x06\x61\x63tion\x12\x05\xbaH\x02\x08\x01\"\xbe\x01\n\x11StartSubscription\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12:\n\x08\x63onsumer\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x08\x63onsumer\x12&\n\x0c\x61\x66ter_cursor\x18\x03 \x01(\x04H\x00R\x0b\x61\x66terCursor\x88\x01\x01\x42\x0f\n\r_after_cursor\"/\n\tRowCredit\x12\"\n\x06groups\x18\x01 \x01(\rB\n\xbaH\x07*\x05\x18\x80\x08(\x01R\x06groups\"&\n\x0c\x43ommitCursor\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\"\xcd\x02\n\x15SubscribeRowsResponse\x12\x39\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.GroupBatchH\x00R\x05\x62\x61tch\x12\x39\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65nd\x12\x45\n\tcommitted\x18\x05 \x01(\x0b\x32%.callforest.finalizer.v1.CommitCursorH\x00R\tcommittedB\x07\n\x05\x65vent\"H\n\x10GetRowLogRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\"{\n\x11GetRowLogResponse\x12\x1f\n\x0bhead_cursor\x18\x01 \x01(\x04R\nheadCursor\x12)\n\x10\x63ommitted_cursor\x18\x02 \x01(\x04R\x0f\x63ommittedCursor\x12\x1a\n\x08\x63onsumer\x18\x03 \x01(\tR\x08\x63onsumer\"\x88\x01\n\x11GetReceiptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12=\n\nrollout_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\trolloutId\"N\n\x12GetReceiptResponse\x12\x38\n\x07receipt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x07receipt2\xd0\x04\n\x10\x46inalizerService\x12y\n\x0f\x46inalizeRollout\x12/.callforest.finalizer.v1.FinalizeRolloutRequest\x1a\x30.callforest.finalizer.v1.FinalizeRolloutResponse\"\x03\x90\x02\x02\x12s\n\rFinalizeGroup\x12-.callforest.finalizer.v1.FinalizeGroupRequest\x1a..callforest.finalizer.v1.FinalizeGroupResponse\"\x03\x90\x02\x02\x12w\n\rSubscribeRows\x12-.callforest.finalizer.v1.SubscribeRowsRequest\x1a..callforest.finalizer.v1.SubscribeRowsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12g\n\tGetRowLog\x12).callforest.finalizer.v1.GetRowLogRequest\x1a*.callforest.finalizer.v1.GetRowLogResponse\"\x03\x90\x02\x01\x12j\n\nGetReceipt\x12*.callforest.finalizer.v1.GetReceiptRequest\x1a+.callforest.finalizer.v1.GetReceiptResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/callforest/finalizer/v1/finalizer_service.proto\x12\x17\x63\x61llforest.finalizer.v1\x1a\x1b\x62uf/validate/validate.proto\x1a!callforest/capture/v1/frame.proto\x1a\'callforest/capture/v1/group_batch.proto\x1a#callforest/capture/v1/receipt.proto\x1a%callforest/capture/v1/selection.proto\"\x9b\x08\n\x16\x46inalizeRolloutRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\x39\n\x08group_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x07groupId\x12\xbf\x01\n\nrollout_id\x18\x03 \x01(\tB\x9f\x01\xbaH\x9b\x01r\x18\x10\x01\x18p2\x12^[A-Za-z0-9._~-]+$\xba\x01~\n\x19rollout_id.not_an_attempt\x12\x45must not end in -a and a number: that is how later attempts are named\x1a\x1a!this.matches(\'-a[0-9]+$\')R\trolloutId\x12\x1c\n\x04slot\x18\x04 \x01(\rB\x08\xbaH\x05*\x03\x10\x80 R\x04slot\x12\x44\n\x0b\x63\x61pture_key\x18\x05 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$H\x00R\ncaptureKey\x88\x01\x01\x12\x14\n\x05\x65poch\x18\x06 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x07 \x01(\x04R\x08revision\x12\x1f\n\x06reward\x18\x08 \x01(\x01\x42\x07\xbaH\x04\x12\x02@\x01R\x06reward\x12\x41\n\x14\x64\x65\x63lared_response_id\x18\t \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80\x02H\x01R\x12\x64\x65\x63laredResponseId\x88\x01\x01\x12\x33\n\x0fscored_response\x18\n \x01(\x0c\x42\n\xbaH\x07z\x05\x18\x80\x80\x80\x01R\x0escoredResponse\x12\"\n\x06result\x18\x0b \x01(\x0c\x42\n\xbaH\x07z\x05\x18\x80\x80\xc0\x01R\x06result\x12>\n\tselection\x18\x0c \x01(\x0b\x32 .callforest.capture.v1.SelectionR\tselection\x12-\n\x12\x65nvironment_masked\x18\r \x01(\x08R\x11\x65nvironmentMasked\x12\x34\n\x16mask_refused_selection\x18\x0e \x01(\x08R\x14maskRefusedSelection:\xac\x01\xbaH\xa8\x01\x1a\xa5\x01\n\x19\x66inalize_rollout.evidence\x12Mscored_response and result have more than 3,500,000 bytes; name calls instead\x1a\x39size(this.scored_response) + size(this.result) <= 3500000B\x0e\n\x0c_capture_keyB\x17\n\x15_declared_response_id\"S\n\x17\x46inalizeRolloutResponse\x12\x38\n\x07receipt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x07receipt\"\xe9\x01\n\x14\x46inalizeGroupRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\x39\n\x08group_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x07groupId\x12/\n\rrollout_count\x18\x03 \x01(\rB\n\xbaH\x07*\x05\x18\x80 (\x01R\x0crolloutCount\x12/\n\x0e\x61\x62\x61ndon_reason\x18\x04 \x01(\tB\x08\xbaH\x05r\x03\x18\x80\x01R\rabandonReason\"\xc7\x01\n\x15\x46inalizeGroupResponse\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\x12\x17\n\x07row_ids\x18\x02 \x03(\tR\x06rowIds\x12\x1f\n\x0b\x64rop_reason\x18\x03 \x01(\tR\ndropReason\x12-\n\x12heuristic_fraction\x18\x04 \x01(\x01R\x11heuristicFraction\x12-\n\x12replacement_wanted\x18\x05 \x01(\x08R\x11replacementWanted\"\xea\x01\n\x14SubscribeRowsRequest\x12\x42\n\x05start\x18\x01 \x01(\x0b\x32*.callforest.finalizer.v1.StartSubscriptionH\x00R\x05start\x12<\n\x06\x63redit\x18\x02 \x01(\x0b\x32\".callforest.finalizer.v1.RowCreditH\x00R\x06\x63redit\x12?\n\x06\x63ommit\x18\x03 \x01(\x0b\x32%.callforest.finalizer.v1.CommitCursorH\x00R\x06\x63ommitB\x0f\n\x06\x61\x63tion\x12\x05\xbaH\x02\x08\x01\"\xbe\x01\n\x11StartSubscription\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12:\n\x08\x63onsumer\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x08\x63onsumer\x12&\n\x0c\x61\x66ter_cursor\x18\x03 \x01(\x04H\x00R\x0b\x61\x66terCursor\x88\x01\x01\x42\x0f\n\r_after_cursor\"/\n\tRowCredit\x12\"\n\x06groups\x18\x01 \x01(\rB\n\xbaH\x07*\x05\x18\x80\x08(\x01R\x06groups\"&\n\x0c\x43ommitCursor\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\"\xcd\x02\n\x15SubscribeRowsResponse\x12\x39\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.GroupBatchH\x00R\x05\x62\x61tch\x12\x39\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65nd\x12\x45\n\tcommitted\x18\x05 \x01(\x0b\x32%.callforest.finalizer.v1.CommitCursorH\x00R\tcommittedB\x07\n\x05\x65vent\"H\n\x10GetRowLogRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\"{\n\x11GetRowLogResponse\x12\x1f\n\x0bhead_cursor\x18\x01 \x01(\x04R\nheadCursor\x12)\n\x10\x63ommitted_cursor\x18\x02 \x01(\x04R\x0f\x63ommittedCursor\x12\x1a\n\x08\x63onsumer\x18\x03 \x01(\tR\x08\x63onsumer\"\x82\x01\n\x0fGetGroupRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\x39\n\x08group_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x07groupId\"\x80\x02\n\x10GetGroupResponse\x12\x39\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.GroupBatchH\x00R\x05\x62\x61tch\x12\x39\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\x06\n\x04part\"\x88\x01\n\x11GetReceiptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12=\n\nrollout_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\trolloutId\"N\n\x12GetReceiptResponse\x12\x38\n\x07receipt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x07receipt2\xb8\x05\n\x10\x46inalizerService\x12y\n\x0f\x46inalizeRollout\x12/.callforest.finalizer.v1.FinalizeRolloutRequest\x1a\x30.callforest.finalizer.v1.FinalizeRolloutResponse\"\x03\x90\x02\x02\x12s\n\rFinalizeGroup\x12-.callforest.finalizer.v1.FinalizeGroupRequest\x1a..callforest.finalizer.v1.FinalizeGroupResponse\"\x03\x90\x02\x02\x12w\n\rSubscribeRows\x12-.callforest.finalizer.v1.SubscribeRowsRequest\x1a..callforest.finalizer.v1.SubscribeRowsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12g\n\tGetRowLog\x12).callforest.finalizer.v1.GetRowLogRequest\x1a*.callforest.finalizer.v1.GetRowLogResponse\"\x03\x90\x02\x01\x12\x66\n\x08GetGroup\x12(.callforest.finalizer.v1.GetGroupRequest\x1a).callforest.finalizer.v1.GetGroupResponse\"\x03\x90\x02\x01\x30\x01\x12j\n\nGetReceipt\x12*.callforest.finalizer.v1.GetReceiptRequest\x1a+.callforest.finalizer.v1.GetReceiptResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,6 +52,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINALIZEROLLOUTREQUEST'].fields_by_name['declared_response_id']._serialized_options = b'\272H\007r\005\020\001\030\200\002'
   _globals['_FINALIZEROLLOUTREQUEST'].fields_by_name['scored_response']._loaded_options = None
   _globals['_FINALIZEROLLOUTREQUEST'].fields_by_name['scored_response']._serialized_options = b'\272H\007z\005\030\200\200\200\001'
+  _globals['_FINALIZEROLLOUTREQUEST'].fields_by_name['result']._loaded_options = None
+  _globals['_FINALIZEROLLOUTREQUEST'].fields_by_name['result']._serialized_options = b'\272H\007z\005\030\200\200\300\001'
+  _globals['_FINALIZEROLLOUTREQUEST']._loaded_options = None
+  _globals['_FINALIZEROLLOUTREQUEST']._serialized_options = b'\272H\250\001\032\245\001\n\031finalize_rollout.evidence\022Mscored_response and result have more than 3,500,000 bytes; name calls instead\0329size(this.scored_response) + size(this.result) <= 3500000'
   _globals['_FINALIZEGROUPREQUEST'].fields_by_name['tenant']._loaded_options = None
   _globals['_FINALIZEGROUPREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
   _globals['_FINALIZEGROUPREQUEST'].fields_by_name['group_id']._loaded_options = None
@@ -69,6 +74,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROWCREDIT'].fields_by_name['groups']._serialized_options = b'\272H\007*\005\030\200\010(\001'
   _globals['_GETROWLOGREQUEST'].fields_by_name['tenant']._loaded_options = None
   _globals['_GETROWLOGREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
+  _globals['_GETGROUPREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_GETGROUPREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
+  _globals['_GETGROUPREQUEST'].fields_by_name['group_id']._loaded_options = None
+  _globals['_GETGROUPREQUEST'].fields_by_name['group_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_GETRECEIPTREQUEST'].fields_by_name['tenant']._loaded_options = None
   _globals['_GETRECEIPTREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
   _globals['_GETRECEIPTREQUEST'].fields_by_name['rollout_id']._loaded_options = None
@@ -81,34 +90,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINALIZERSERVICE'].methods_by_name['SubscribeRows']._serialized_options = b'\220\002\002'
   _globals['_FINALIZERSERVICE'].methods_by_name['GetRowLog']._loaded_options = None
   _globals['_FINALIZERSERVICE'].methods_by_name['GetRowLog']._serialized_options = b'\220\002\001'
+  _globals['_FINALIZERSERVICE'].methods_by_name['GetGroup']._loaded_options = None
+  _globals['_FINALIZERSERVICE'].methods_by_name['GetGroup']._serialized_options = b'\220\002\001'
   _globals['_FINALIZERSERVICE'].methods_by_name['GetReceipt']._loaded_options = None
   _globals['_FINALIZERSERVICE'].methods_by_name['GetReceipt']._serialized_options = b'\220\002\001'
-  _globals['_FINALIZEROLLOUTREQUEST']._serialized_start=219
-  _globals['_FINALIZEROLLOUTREQUEST']._serialized_end=894
-  _globals['_FINALIZEROLLOUTRESPONSE']._serialized_start=896
-  _globals['_FINALIZEROLLOUTRESPONSE']._serialized_end=979
-  _globals['_FINALIZEGROUPREQUEST']._serialized_start=982
-  _globals['_FINALIZEGROUPREQUEST']._serialized_end=1215
-  _globals['_FINALIZEGROUPRESPONSE']._serialized_start=1218
-  _globals['_FINALIZEGROUPRESPONSE']._serialized_end=1370
-  _globals['_SUBSCRIBEROWSREQUEST']._serialized_start=1373
-  _globals['_SUBSCRIBEROWSREQUEST']._serialized_end=1607
-  _globals['_STARTSUBSCRIPTION']._serialized_start=1610
-  _globals['_STARTSUBSCRIPTION']._serialized_end=1800
-  _globals['_ROWCREDIT']._serialized_start=1802
-  _globals['_ROWCREDIT']._serialized_end=1849
-  _globals['_COMMITCURSOR']._serialized_start=1851
-  _globals['_COMMITCURSOR']._serialized_end=1889
-  _globals['_SUBSCRIBEROWSRESPONSE']._serialized_start=1892
-  _globals['_SUBSCRIBEROWSRESPONSE']._serialized_end=2225
-  _globals['_GETROWLOGREQUEST']._serialized_start=2227
-  _globals['_GETROWLOGREQUEST']._serialized_end=2299
-  _globals['_GETROWLOGRESPONSE']._serialized_start=2301
-  _globals['_GETROWLOGRESPONSE']._serialized_end=2424
-  _globals['_GETRECEIPTREQUEST']._serialized_start=2427
-  _globals['_GETRECEIPTREQUEST']._serialized_end=2563
-  _globals['_GETRECEIPTRESPONSE']._serialized_start=2565
-  _globals['_GETRECEIPTRESPONSE']._serialized_end=2643
-  _globals['_FINALIZERSERVICE']._serialized_start=2646
-  _globals['_FINALIZERSERVICE']._serialized_end=3238
+  _globals['_FINALIZEROLLOUTREQUEST']._serialized_start=258
+  _globals['_FINALIZEROLLOUTREQUEST']._serialized_end=1309
+  _globals['_FINALIZEROLLOUTRESPONSE']._serialized_start=1311
+  _globals['_FINALIZEROLLOUTRESPONSE']._serialized_end=1394
+  _globals['_FINALIZEGROUPREQUEST']._serialized_start=1397
+  _globals['_FINALIZEGROUPREQUEST']._serialized_end=1630
+  _globals['_FINALIZEGROUPRESPONSE']._serialized_start=1633
+  _globals['_FINALIZEGROUPRESPONSE']._serialized_end=1832
+  _globals['_SUBSCRIBEROWSREQUEST']._serialized_start=1835
+  _globals['_SUBSCRIBEROWSREQUEST']._serialized_end=2069
+  _globals['_STARTSUBSCRIPTION']._serialized_start=2072
+  _globals['_STARTSUBSCRIPTION']._serialized_end=2262
+  _globals['_ROWCREDIT']._serialized_start=2264
+  _globals['_ROWCREDIT']._serialized_end=2311
+  _globals['_COMMITCURSOR']._serialized_start=2313
+  _globals['_COMMITCURSOR']._serialized_end=2351
+  _globals['_SUBSCRIBEROWSRESPONSE']._serialized_start=2354
+  _globals['_SUBSCRIBEROWSRESPONSE']._serialized_end=2687
+  _globals['_GETROWLOGREQUEST']._serialized_start=2689
+  _globals['_GETROWLOGREQUEST']._serialized_end=2761
+  _globals['_GETROWLOGRESPONSE']._serialized_start=2763
+  _globals['_GETROWLOGRESPONSE']._serialized_end=2886
+  _globals['_GETGROUPREQUEST']._serialized_start=2889
+  _globals['_GETGROUPREQUEST']._serialized_end=3019
+  _globals['_GETGROUPRESPONSE']._serialized_start=3022
+  _globals['_GETGROUPRESPONSE']._serialized_end=3278
+  _globals['_GETRECEIPTREQUEST']._serialized_start=3281
+  _globals['_GETRECEIPTREQUEST']._serialized_end=3417
+  _globals['_GETRECEIPTRESPONSE']._serialized_start=3419
+  _globals['_GETRECEIPTRESPONSE']._serialized_end=3497
+  _globals['_FINALIZERSERVICE']._serialized_start=3500
+  _globals['_FINALIZERSERVICE']._serialized_end=4196
 # @@protoc_insertion_point(module_scope)

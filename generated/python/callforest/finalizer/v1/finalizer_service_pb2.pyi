@@ -6,6 +6,7 @@ isort:skip_file
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import group_batch_pb2 as _group_batch_pb2
 from callforest.capture.v1 import receipt_pb2 as _receipt_pb2
+from callforest.capture.v1 import selection_pb2 as _selection_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -37,6 +38,10 @@ class FinalizeRolloutRequest(_message.Message):
     REWARD_FIELD_NUMBER: _builtins.int
     DECLARED_RESPONSE_ID_FIELD_NUMBER: _builtins.int
     SCORED_RESPONSE_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_MASKED_FIELD_NUMBER: _builtins.int
+    MASK_REFUSED_SELECTION_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
     group_id: _builtins.str
@@ -63,6 +68,20 @@ class FinalizeRolloutRequest(_message.Message):
     """scored_response is the scored response as the harness returned it, JSON bytes, or empty. Its id and
     its content are witnesses of the scored call.
     """
+    result: _builtins.bytes
+    """result is the harness's ordinary result as JSON bytes, or empty: the returned history from which forest
+    mode selects, and what a custom policy is given.
+    """
+    environment_masked: _builtins.bool
+    """environment_masked keeps the rollout from training because its environment says so; its verified
+    generations still count in the metrics.
+    """
+    mask_refused_selection: _builtins.bool
+    """mask_refused_selection turns evidence that would be SELECTION_REFUSED into a masked receipt."""
+    @_builtins.property
+    def selection(self) -> _selection_pb2.Selection:
+        """selection names the calls that train, of forest mode, instead of having a policy choose them."""
+
     def __init__(
         self,
         *,
@@ -76,10 +95,14 @@ class FinalizeRolloutRequest(_message.Message):
         reward: _builtins.float = ...,
         declared_response_id: _builtins.str | None = ...,
         scored_response: _builtins.bytes = ...,
+        result: _builtins.bytes = ...,
+        selection: _selection_pb2.Selection | None = ...,
+        environment_masked: _builtins.bool = ...,
+        mask_refused_selection: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "epoch", b"epoch", "group_id", b"group_id", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key", "_declared_response_id", b"_declared_response_id", "capture_key", b"capture_key", "declared_response_id", b"declared_response_id", "environment_masked", b"environment_masked", "epoch", b"epoch", "group_id", b"group_id", "mask_refused_selection", b"mask_refused_selection", "result", b"result", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "scored_response", b"scored_response", "selection", b"selection", "slot", b"slot", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__capture_key: _TypeAlias = _typing.Literal["capture_key"]  # noqa: Y015
     _WhichOneofArgType__capture_key: _TypeAlias = _typing.Literal["_capture_key", b"_capture_key"]  # noqa: Y015
@@ -160,6 +183,7 @@ class FinalizeGroupResponse(_message.Message):
     ROW_IDS_FIELD_NUMBER: _builtins.int
     DROP_REASON_FIELD_NUMBER: _builtins.int
     HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_WANTED_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the group's position in the row log."""
     drop_reason: _builtins.str
@@ -167,6 +191,10 @@ class FinalizeGroupResponse(_message.Message):
     heuristic_fraction: _builtins.float
     """heuristic_fraction is the part of its rollouts whose scored call was chosen by the heuristic over
     parent links, not by a witness (metric finalize/terminal_selection_heuristic_fraction).
+    """
+    replacement_wanted: _builtins.bool
+    """replacement_wanted is set when the group was dropped because too few of its rollouts could be verified
+    (drop_reason below_min_valid_fraction): its owner should run another, within its own budget.
     """
     @_builtins.property
     def row_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -179,10 +207,11 @@ class FinalizeGroupResponse(_message.Message):
         row_ids: _abc.Iterable[_builtins.str] | None = ...,
         drop_reason: _builtins.str = ...,
         heuristic_fraction: _builtins.float = ...,
+        replacement_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "heuristic_fraction", b"heuristic_fraction", "row_ids", b"row_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "heuristic_fraction", b"heuristic_fraction", "replacement_wanted", b"replacement_wanted", "row_ids", b"row_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -407,6 +436,76 @@ class GetRowLogResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRowLogResponse: _TypeAlias = GetRowLogResponse  # noqa: Y015
+
+@_typing.final
+class GetGroupRequest(_message.Message):
+    """GetGroupRequest names a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant owns the group."""
+    group_id: _builtins.str
+    """group_id names the group."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        group_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGroupRequest: _TypeAlias = GetGroupRequest  # noqa: Y015
+
+@_typing.final
+class GetGroupResponse(_message.Message):
+    """GetGroupResponse is the group, or a frame of a large one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batch(self) -> _group_batch_pb2.GroupBatch:
+        """batch is the group."""
+
+    @_builtins.property
+    def begin(self) -> _frame_pb2.FrameBegin:
+        """begin announces a large group."""
+
+    @_builtins.property
+    def chunk(self) -> _frame_pb2.FrameChunk:
+        """chunk is a part of it."""
+
+    @_builtins.property
+    def end(self) -> _frame_pb2.FrameEnd:
+        """end closes it."""
+
+    def __init__(
+        self,
+        *,
+        batch: _group_batch_pb2.GroupBatch | None = ...,
+        begin: _frame_pb2.FrameBegin | None = ...,
+        chunk: _frame_pb2.FrameChunk | None = ...,
+        end: _frame_pb2.FrameEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["batch", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___GetGroupResponse: _TypeAlias = GetGroupResponse  # noqa: Y015
 
 @_typing.final
 class GetReceiptRequest(_message.Message):

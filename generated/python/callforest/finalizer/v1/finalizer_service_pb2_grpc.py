@@ -56,6 +56,11 @@ class FinalizerServiceStub:
                 request_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogRequest.SerializeToString,
                 response_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogResponse.FromString,
                 _registered_method=True)
+        self.GetGroup = channel.unary_stream(
+                '/callforest.finalizer.v1.FinalizerService/GetGroup',
+                request_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetGroupRequest.SerializeToString,
+                response_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetGroupResponse.FromString,
+                _registered_method=True)
         self.GetReceipt = channel.unary_unary(
                 '/callforest.finalizer.v1.FinalizerService/GetReceipt',
                 request_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetReceiptRequest.SerializeToString,
@@ -72,7 +77,7 @@ class FinalizerServiceServicer:
         """FinalizeRollout verifies one logical rollout and fixes its receipt. It answers when the receipt is
         durable. The same request again gets the same receipt. Costs one read of the attempt's staged
         tokens. Reasons: ATTEMPT_NOT_FOUND, ATTEMPT_NOT_SEALED, STALE_MANIFEST, GROUP_MISMATCH,
-        PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
+        SELECTION_REFUSED, PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +105,15 @@ class FinalizerServiceServicer:
 
     def GetRowLog(self, request, context):
         """GetRowLog says how far the row log and its consumer are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGroup(self, request, context):
+        """GetGroup reads a published group as it is delivered, without moving any cursor, for instance to export
+        its rows with what proves them. Costs what its delivery costs. Reasons: GROUP_INCOMPLETE when it was
+        not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, PEER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,6 +148,11 @@ def add_FinalizerServiceServicer_to_server(servicer, server):
                     servicer.GetRowLog,
                     request_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogRequest.FromString,
                     response_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogResponse.SerializeToString,
+            ),
+            'GetGroup': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetGroup,
+                    request_deserializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetGroupRequest.FromString,
+                    response_serializer=callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetGroupResponse.SerializeToString,
             ),
             'GetReceipt': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReceipt,
@@ -251,6 +270,33 @@ class FinalizerService:
             '/callforest.finalizer.v1.FinalizerService/GetRowLog',
             callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogRequest.SerializeToString,
             callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetRowLogResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/callforest.finalizer.v1.FinalizerService/GetGroup',
+            callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetGroupRequest.SerializeToString,
+            callforest_dot_finalizer_dot_v1_dot_finalizer__service__pb2.GetGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

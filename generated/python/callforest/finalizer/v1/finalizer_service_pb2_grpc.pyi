@@ -22,7 +22,7 @@ class FinalizerServiceStub:
     """FinalizeRollout verifies one logical rollout and fixes its receipt. It answers when the receipt is
     durable. The same request again gets the same receipt. Costs one read of the attempt's staged
     tokens. Reasons: ATTEMPT_NOT_FOUND, ATTEMPT_NOT_SEALED, STALE_MANIFEST, GROUP_MISMATCH,
-    PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
+    SELECTION_REFUSED, PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
     """
     FinalizeGroup: _aio.UnaryUnaryMultiCallable[_finalizer_service_pb2.FinalizeGroupRequest, _finalizer_service_pb2.FinalizeGroupResponse]
     """FinalizeGroup publishes a group: one small durable record makes all its rows visible together. The
@@ -38,6 +38,11 @@ class FinalizerServiceStub:
     """
     GetRowLog: _aio.UnaryUnaryMultiCallable[_finalizer_service_pb2.GetRowLogRequest, _finalizer_service_pb2.GetRowLogResponse]
     """GetRowLog says how far the row log and its consumer are."""
+    GetGroup: _aio.UnaryStreamMultiCallable[_finalizer_service_pb2.GetGroupRequest, _finalizer_service_pb2.GetGroupResponse]
+    """GetGroup reads a published group as it is delivered, without moving any cursor, for instance to export
+    its rows with what proves them. Costs what its delivery costs. Reasons: GROUP_INCOMPLETE when it was
+    not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, PEER_UNAVAILABLE.
+    """
     GetReceipt: _aio.UnaryUnaryMultiCallable[_finalizer_service_pb2.GetReceiptRequest, _finalizer_service_pb2.GetReceiptResponse]
     """GetReceipt reads the receipt of a rollout. Reasons: RECEIPT_NOT_FOUND."""
 
@@ -55,7 +60,7 @@ class FinalizerServiceServicer(metaclass=_abc_1.ABCMeta):
         """FinalizeRollout verifies one logical rollout and fixes its receipt. It answers when the receipt is
         durable. The same request again gets the same receipt. Costs one read of the attempt's staged
         tokens. Reasons: ATTEMPT_NOT_FOUND, ATTEMPT_NOT_SEALED, STALE_MANIFEST, GROUP_MISMATCH,
-        PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
+        SELECTION_REFUSED, PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
         """
 
     @_abc_1.abstractmethod
@@ -89,6 +94,17 @@ class FinalizerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_finalizer_service_pb2.GetRowLogRequest, _abc.Awaitable[_finalizer_service_pb2.GetRowLogResponse]],
     ) -> _abc.Awaitable[_finalizer_service_pb2.GetRowLogResponse]:
         """GetRowLog says how far the row log and its consumer are."""
+
+    @_abc_1.abstractmethod
+    def GetGroup(
+        self,
+        request: _finalizer_service_pb2.GetGroupRequest,
+        context: _aio.ServicerContext[_finalizer_service_pb2.GetGroupRequest, _abc.AsyncIterator[_finalizer_service_pb2.GetGroupResponse]],
+    ) -> _abc.AsyncIterator[_finalizer_service_pb2.GetGroupResponse]:
+        """GetGroup reads a published group as it is delivered, without moving any cursor, for instance to export
+        its rows with what proves them. Costs what its delivery costs. Reasons: GROUP_INCOMPLETE when it was
+        not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, PEER_UNAVAILABLE.
+        """
 
     @_abc_1.abstractmethod
     def GetReceipt(

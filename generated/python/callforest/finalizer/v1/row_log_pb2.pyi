@@ -5,6 +5,7 @@ isort:skip_file
 
 from callforest.capture.v1 import group_batch_pb2 as _group_batch_pb2
 from callforest.capture.v1 import receipt_pb2 as _receipt_pb2
+from callforest.capture.v1 import selection_pb2 as _selection_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -34,21 +35,36 @@ class FinalizedRollout(_message.Message):
     PATH_CALL_IDS_FIELD_NUMBER: _builtins.int
     PATH_BYTES_FIELD_NUMBER: _builtins.int
     ATTEMPT_NUMBER_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
+    RESULT_SHA256_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
     declared_response_id: _builtins.str
     """declared_response_id is what the request declared; a repeat must declare the same."""
     scored_response_sha256: _builtins.bytes
     """scored_response_sha256 is the SHA-256 of the request's scored response."""
     path_bytes: _builtins.int
-    """path_bytes is the size of those calls in a batch."""
+    """path_bytes is the size of the calls of all rows in a batch, each counted once."""
     attempt_number: _builtins.int
     """attempt_number is the number of the finalized attempt; earlier ones are cleaned with it."""
+    result_sha256: _builtins.bytes
+    """result_sha256 is the SHA-256 of the request's result; a repeat must give the same."""
     @_builtins.property
     def receipt(self) -> _receipt_pb2.Receipt:
         """receipt is the fixed receipt."""
 
     @_builtins.property
     def path_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """path_call_ids are the calls of the training row from root to endpoint; empty when masked."""
+        """path_call_ids are the calls of the one training row of chain mode, from root to endpoint; empty when
+        masked and in forest mode.
+        """
+
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowPath]:
+        """paths are the training rows of forest mode in their order; empty when masked and in chain mode."""
+
+    @_builtins.property
+    def selection(self) -> _selection_pb2.Selection:
+        """selection is what the request selected; a repeat must select the same."""
 
     def __init__(
         self,
@@ -59,16 +75,43 @@ class FinalizedRollout(_message.Message):
         path_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         path_bytes: _builtins.int = ...,
         attempt_number: _builtins.int = ...,
+        paths: _abc.Iterable[Global___RowPath] | None = ...,
+        result_sha256: _builtins.bytes = ...,
+        selection: _selection_pb2.Selection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "declared_response_id", b"declared_response_id", "receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "declared_response_id", b"declared_response_id", "receipt", b"receipt", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "declared_response_id", b"declared_response_id", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "receipt", b"receipt", "scored_response_sha256", b"scored_response_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "declared_response_id", b"declared_response_id", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "paths", b"paths", "receipt", b"receipt", "result_sha256", b"result_sha256", "scored_response_sha256", b"scored_response_sha256", "selection", b"selection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__declared_response_id: _TypeAlias = _typing.Literal["declared_response_id"]  # noqa: Y015
     _WhichOneofArgType__declared_response_id: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__declared_response_id) -> _WhichOneofReturnType__declared_response_id | None: ...
 
 Global___FinalizedRollout: _TypeAlias = FinalizedRollout  # noqa: Y015
+
+@_typing.final
+class RowPath(_message.Message):
+    """RowPath is the calls of one row. It is stored, never sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """call_ids are the calls from the root to the endpoint."""
+
+    def __init__(
+        self,
+        *,
+        call_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowPath: _TypeAlias = RowPath  # noqa: Y015
 
 @_typing.final
 class LoggedGroup(_message.Message):

@@ -23,12 +23,13 @@ _sym_db = _symbol_database.Default()
 
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
+from callforest.capture.v1 import call_record_pb2 as callforest_dot_capture_dot_v1_dot_call__record__pb2
 from callforest.capture.v1 import frame_pb2 as callforest_dot_capture_dot_v1_dot_frame__pb2
 from callforest.capture.v1 import item_pb2 as callforest_dot_capture_dot_v1_dot_item__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/gateway/v1/gateway_service.proto\x12\x15\x63\x61llforest.gateway.v1\x1a\x1b\x62uf/validate/validate.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x17google/rpc/status.proto\"\xbb\x01\n\x0e\x43ompletionCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12@\n\x03\x61pi\x18\x02 \x01(\x0e\x32$.callforest.gateway.v1.CompletionApiB\x08\xbaH\x05\x82\x01\x02 \x00R\x03\x61pi\x12&\n\x07request\x18\x03 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x02\x18\x80\x80\x80\x10R\x07request\"h\n\x10ServedCompletion\x12\x1a\n\x08response\x18\x01 \x01(\x0cR\x08response\x12\x17\n\x07\x63\x61ll_id\x18\x02 \x01(\tR\x06\x63\x61llId\x12\x1f\n\x0boverhead_us\x18\x03 \x01(\rR\noverheadUs\"\x13\n\x11ListModelsRequest\",\n\x12ListModelsResponse\x12\x16\n\x06models\x18\x01 \x03(\tR\x06models\"Y\n\x0f\x43ompleteRequest\x12\x46\n\x05items\x18\x01 \x03(\x0b\x32#.callforest.gateway.v1.CompleteItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x88\x03\n\x0c\x43ompleteItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12;\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32%.callforest.gateway.v1.CompletionCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"S\n\x10\x43ompleteResponse\x12?\n\x07results\x18\x01 \x03(\x0b\x32%.callforest.gateway.v1.CompleteResultR\x07results\"\xd9\x02\n\x0e\x43ompleteResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12I\n\ncompletion\x18\x02 \x01(\x0b\x32\'.callforest.gateway.v1.ServedCompletionH\x00R\ncompletion\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome*f\n\rCompletionApi\x12\x1e\n\x1a\x43OMPLETION_API_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43OMPLETION_API_CHAT\x10\x01\x12\x1c\n\x18\x43OMPLETION_API_RESPONSES\x10\x02\x32\xde\x01\n\x0eGatewayService\x12\x64\n\x08\x43omplete\x12&.callforest.gateway.v1.CompleteRequest\x1a\'.callforest.gateway.v1.CompleteResponse\"\x03\x90\x02\x00(\x01\x30\x01\x12\x66\n\nListModels\x12(.callforest.gateway.v1.ListModelsRequest\x1a).callforest.gateway.v1.ListModelsResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/gateway/v1/gateway_service.proto\x12\x15\x63\x61llforest.gateway.v1\x1a\x1b\x62uf/validate/validate.proto\x1a\'callforest/capture/v1/call_record.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x17google/rpc/status.proto\"\x8c\x03\n\x0e\x43ompletionCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12@\n\x03\x61pi\x18\x02 \x01(\x0e\x32$.callforest.gateway.v1.CompletionApiB\x08\xbaH\x05\x82\x01\x02 \x00R\x03\x61pi\x12&\n\x07request\x18\x03 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x02\x18\x80\x80\x80\x10R\x07request\x12O\n\x11\x63ontinues_call_id\x18\x04 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$H\x00R\x0f\x63ontinuesCallId\x88\x01\x01\x12(\n\x10history_is_whole\x18\x05 \x01(\x08R\x0ehistoryIsWhole\x12>\n\x0fidempotency_key\x18\x06 \x01(\tB\x15\xbaH\x12r\x10\x32\x0e^[!-~]{0,255}$R\x0eidempotencyKeyB\x14\n\x12_continues_call_id\"\xa8\x01\n\x10ServedCompletion\x12\x1a\n\x08response\x18\x01 \x01(\x0cR\x08response\x12\x17\n\x07\x63\x61ll_id\x18\x02 \x01(\tR\x06\x63\x61llId\x12\x1f\n\x0boverhead_us\x18\x03 \x01(\rR\noverheadUs\x12>\n\x07\x63ontext\x18\x04 \x01(\x0b\x32$.callforest.gateway.v1.ContextReportR\x07\x63ontext\"\x9a\x01\n\rContextReport\x12\'\n\x0fis_continuation\x18\x01 \x01(\x08R\x0eisContinuation\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\x12H\n\ndifference\x18\x03 \x01(\x0b\x32(.callforest.capture.v1.HistoryDifferenceR\ndifference\"\x9a\x01\n\x0fMeasuredContext\x12,\n\x12prompt_token_count\x18\x01 \x01(\rR\x10promptTokenCount\x12\x19\n\x08is_exact\x18\x02 \x01(\x08R\x07isExact\x12>\n\x07\x63ontext\x18\x03 \x01(\x0b\x32$.callforest.gateway.v1.ContextReportR\x07\x63ontext\"\x13\n\x11ListModelsRequest\",\n\x12ListModelsResponse\x12\x16\n\x06models\x18\x01 \x03(\tR\x06models\"Y\n\x0f\x43ompleteRequest\x12\x46\n\x05items\x18\x01 \x03(\x0b\x32#.callforest.gateway.v1.CompleteItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x88\x03\n\x0c\x43ompleteItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12;\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32%.callforest.gateway.v1.CompletionCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"S\n\x10\x43ompleteResponse\x12?\n\x07results\x18\x01 \x03(\x0b\x32%.callforest.gateway.v1.CompleteResultR\x07results\"\xd9\x02\n\x0e\x43ompleteResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12I\n\ncompletion\x18\x02 \x01(\x0b\x32\'.callforest.gateway.v1.ServedCompletionH\x00R\ncompletion\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome\"W\n\x0eMeasureRequest\x12\x45\n\x05items\x18\x01 \x03(\x0b\x32\".callforest.gateway.v1.MeasureItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x87\x03\n\x0bMeasureItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12;\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32%.callforest.gateway.v1.CompletionCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"Q\n\x0fMeasureResponse\x12>\n\x07results\x18\x01 \x03(\x0b\x32$.callforest.gateway.v1.MeasureResultR\x07results\"\xd3\x02\n\rMeasureResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x44\n\x08measured\x18\x02 \x01(\x0b\x32&.callforest.gateway.v1.MeasuredContextH\x00R\x08measured\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome*f\n\rCompletionApi\x12\x1e\n\x1a\x43OMPLETION_API_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43OMPLETION_API_CHAT\x10\x01\x12\x1c\n\x18\x43OMPLETION_API_RESPONSES\x10\x02\x32\xc1\x02\n\x0eGatewayService\x12\x64\n\x08\x43omplete\x12&.callforest.gateway.v1.CompleteRequest\x1a\'.callforest.gateway.v1.CompleteResponse\"\x03\x90\x02\x00(\x01\x30\x01\x12\x61\n\x07Measure\x12%.callforest.gateway.v1.MeasureRequest\x1a&.callforest.gateway.v1.MeasureResponse\"\x03\x90\x02\x01(\x01\x30\x01\x12\x66\n\nListModels\x12(.callforest.gateway.v1.ListModelsRequest\x1a).callforest.gateway.v1.ListModelsResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,34 +42,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPLETIONCALL'].fields_by_name['api']._serialized_options = b'\272H\005\202\001\002 \000'
   _globals['_COMPLETIONCALL'].fields_by_name['request']._loaded_options = None
   _globals['_COMPLETIONCALL'].fields_by_name['request']._serialized_options = b'\272H\tz\007\020\002\030\200\200\200\020'
+  _globals['_COMPLETIONCALL'].fields_by_name['continues_call_id']._loaded_options = None
+  _globals['_COMPLETIONCALL'].fields_by_name['continues_call_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
+  _globals['_COMPLETIONCALL'].fields_by_name['idempotency_key']._loaded_options = None
+  _globals['_COMPLETIONCALL'].fields_by_name['idempotency_key']._serialized_options = b'\272H\022r\0202\016^[!-~]{0,255}$'
   _globals['_COMPLETEREQUEST'].fields_by_name['items']._loaded_options = None
   _globals['_COMPLETEREQUEST'].fields_by_name['items']._serialized_options = b'\272H\010\222\001\005\010\001\020\200\002'
   _globals['_COMPLETEITEM'].oneofs_by_name['body']._loaded_options = None
   _globals['_COMPLETEITEM'].oneofs_by_name['body']._serialized_options = b'\272H\002\010\001'
   _globals['_COMPLETEITEM'].fields_by_name['context']._loaded_options = None
   _globals['_COMPLETEITEM'].fields_by_name['context']._serialized_options = b'\272H\003\310\001\001'
+  _globals['_MEASUREREQUEST'].fields_by_name['items']._loaded_options = None
+  _globals['_MEASUREREQUEST'].fields_by_name['items']._serialized_options = b'\272H\010\222\001\005\010\001\020\200\002'
+  _globals['_MEASUREITEM'].oneofs_by_name['body']._loaded_options = None
+  _globals['_MEASUREITEM'].oneofs_by_name['body']._serialized_options = b'\272H\002\010\001'
+  _globals['_MEASUREITEM'].fields_by_name['context']._loaded_options = None
+  _globals['_MEASUREITEM'].fields_by_name['context']._serialized_options = b'\272H\003\310\001\001'
   _globals['_GATEWAYSERVICE'].methods_by_name['Complete']._loaded_options = None
   _globals['_GATEWAYSERVICE'].methods_by_name['Complete']._serialized_options = b'\220\002\000'
+  _globals['_GATEWAYSERVICE'].methods_by_name['Measure']._loaded_options = None
+  _globals['_GATEWAYSERVICE'].methods_by_name['Measure']._serialized_options = b'\220\002\001'
   _globals['_GATEWAYSERVICE'].methods_by_name['ListModels']._loaded_options = None
   _globals['_GATEWAYSERVICE'].methods_by_name['ListModels']._serialized_options = b'\220\002\001'
-  _globals['_COMPLETIONAPI']._serialized_start=1475
-  _globals['_COMPLETIONAPI']._serialized_end=1577
-  _globals['_COMPLETIONCALL']._serialized_start=194
-  _globals['_COMPLETIONCALL']._serialized_end=381
-  _globals['_SERVEDCOMPLETION']._serialized_start=383
-  _globals['_SERVEDCOMPLETION']._serialized_end=487
-  _globals['_LISTMODELSREQUEST']._serialized_start=489
-  _globals['_LISTMODELSREQUEST']._serialized_end=508
-  _globals['_LISTMODELSRESPONSE']._serialized_start=510
-  _globals['_LISTMODELSRESPONSE']._serialized_end=554
-  _globals['_COMPLETEREQUEST']._serialized_start=556
-  _globals['_COMPLETEREQUEST']._serialized_end=645
-  _globals['_COMPLETEITEM']._serialized_start=648
-  _globals['_COMPLETEITEM']._serialized_end=1040
-  _globals['_COMPLETERESPONSE']._serialized_start=1042
-  _globals['_COMPLETERESPONSE']._serialized_end=1125
-  _globals['_COMPLETERESULT']._serialized_start=1128
-  _globals['_COMPLETERESULT']._serialized_end=1473
-  _globals['_GATEWAYSERVICE']._serialized_start=1580
-  _globals['_GATEWAYSERVICE']._serialized_end=1802
+  _globals['_COMPLETIONAPI']._serialized_start=3012
+  _globals['_COMPLETIONAPI']._serialized_end=3114
+  _globals['_COMPLETIONCALL']._serialized_start=235
+  _globals['_COMPLETIONCALL']._serialized_end=631
+  _globals['_SERVEDCOMPLETION']._serialized_start=634
+  _globals['_SERVEDCOMPLETION']._serialized_end=802
+  _globals['_CONTEXTREPORT']._serialized_start=805
+  _globals['_CONTEXTREPORT']._serialized_end=959
+  _globals['_MEASUREDCONTEXT']._serialized_start=962
+  _globals['_MEASUREDCONTEXT']._serialized_end=1116
+  _globals['_LISTMODELSREQUEST']._serialized_start=1118
+  _globals['_LISTMODELSREQUEST']._serialized_end=1137
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1139
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1183
+  _globals['_COMPLETEREQUEST']._serialized_start=1185
+  _globals['_COMPLETEREQUEST']._serialized_end=1274
+  _globals['_COMPLETEITEM']._serialized_start=1277
+  _globals['_COMPLETEITEM']._serialized_end=1669
+  _globals['_COMPLETERESPONSE']._serialized_start=1671
+  _globals['_COMPLETERESPONSE']._serialized_end=1754
+  _globals['_COMPLETERESULT']._serialized_start=1757
+  _globals['_COMPLETERESULT']._serialized_end=2102
+  _globals['_MEASUREREQUEST']._serialized_start=2104
+  _globals['_MEASUREREQUEST']._serialized_end=2191
+  _globals['_MEASUREITEM']._serialized_start=2194
+  _globals['_MEASUREITEM']._serialized_end=2585
+  _globals['_MEASURERESPONSE']._serialized_start=2587
+  _globals['_MEASURERESPONSE']._serialized_end=2668
+  _globals['_MEASURERESULT']._serialized_start=2671
+  _globals['_MEASURERESULT']._serialized_end=3010
+  _globals['_GATEWAYSERVICE']._serialized_start=3117
+  _globals['_GATEWAYSERVICE']._serialized_end=3438
 # @@protoc_insertion_point(module_scope)

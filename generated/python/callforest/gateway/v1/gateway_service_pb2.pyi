@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import call_record_pb2 as _call_record_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
 from collections import abc as _abc
@@ -55,24 +56,46 @@ class CompletionCall(_message.Message):
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     API_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    CONTINUES_CALL_ID_FIELD_NUMBER: _builtins.int
+    HISTORY_IS_WHOLE_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt, as OpenAttempt gave it."""
     api: Global___CompletionApi.ValueType
     """api says which API the request and the response are of."""
     request: _builtins.bytes
     """request is the API's request, JSON bytes. It must not ask for a stream."""
+    continues_call_id: _builtins.str
+    """continues_call_id makes this a delta request: the request's items are only those behind the answer of
+    the named call, an earlier one of the attempt. It is a claim about the history, checked like any other,
+    never a trusted parent. HISTORY_REQUIRED answers when the gateway no longer has that history; send it
+    whole.
+    """
+    history_is_whole: _builtins.bool
+    """history_is_whole is set when the request's items are the whole history all the same; the claim then
+    only breaks a tie.
+    """
+    idempotency_key: _builtins.str
+    """idempotency_key makes every repeat of the request the same call: visible ASCII, or empty. With it
+    Complete is safe to repeat.
+    """
     def __init__(
         self,
         *,
         capture_key: _builtins.str = ...,
         api: Global___CompletionApi.ValueType = ...,
         request: _builtins.bytes = ...,
+        continues_call_id: _builtins.str | None = ...,
+        history_is_whole: _builtins.bool = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "continues_call_id", b"continues_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api", b"api", "capture_key", b"capture_key", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id", "api", b"api", "capture_key", b"capture_key", "continues_call_id", b"continues_call_id", "history_is_whole", b"history_is_whole", "idempotency_key", b"idempotency_key", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__continues_call_id: _TypeAlias = _typing.Literal["continues_call_id"]  # noqa: Y015
+    _WhichOneofArgType__continues_call_id: _TypeAlias = _typing.Literal["_continues_call_id", b"_continues_call_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continues_call_id) -> _WhichOneofReturnType__continues_call_id | None: ...
 
 Global___CompletionCall: _TypeAlias = CompletionCall  # noqa: Y015
 
@@ -85,26 +108,96 @@ class ServedCompletion(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     OVERHEAD_US_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     response: _builtins.bytes
     """response is the API's response, JSON bytes, the same that HTTP serves."""
     call_id: _builtins.str
     """call_id names the call."""
     overhead_us: _builtins.int
     """overhead_us is what handling took beyond the generation itself, in microseconds."""
+    @_builtins.property
+    def context(self) -> Global___ContextReport:
+        """context says how the request's history was taken; only in forest mode."""
+
     def __init__(
         self,
         *,
         response: _builtins.bytes = ...,
         call_id: _builtins.str = ...,
         overhead_us: _builtins.int = ...,
+        context: Global___ContextReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "overhead_us", b"overhead_us", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "context", b"context", "overhead_us", b"overhead_us", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServedCompletion: _TypeAlias = ServedCompletion  # noqa: Y015
+
+@_typing.final
+class ContextReport(_message.Message):
+    """ContextReport says how a request's history was taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_CONTINUATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    is_continuation: _builtins.bool
+    """is_continuation is set when captured tokens of an earlier call head the prompt."""
+    reason: _builtins.str
+    """reason says why not, in small letters: a root reason, or a reason of section "Fresh roots"."""
+    @_builtins.property
+    def difference(self) -> _call_record_pb2.HistoryDifference:
+        """difference says where the history differs from a recorded one, when that is known."""
+
+    def __init__(
+        self,
+        *,
+        is_continuation: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        difference: _call_record_pb2.HistoryDifference | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference", "is_continuation", b"is_continuation", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContextReport: _TypeAlias = ContextReport  # noqa: Y015
+
+@_typing.final
+class MeasuredContext(_message.Message):
+    """MeasuredContext is the size of a call that was not made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    IS_EXACT_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    prompt_token_count: _builtins.int
+    """prompt_token_count is the number of tokens that the model would see; Complete would use the same."""
+    is_exact: _builtins.bool
+    """is_exact acknowledges the feature: the count is that of generation, the splice included."""
+    @_builtins.property
+    def context(self) -> Global___ContextReport:
+        """context says how the request's history would be taken; only in forest mode."""
+
+    def __init__(
+        self,
+        *,
+        prompt_token_count: _builtins.int = ...,
+        is_exact: _builtins.bool = ...,
+        context: Global___ContextReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "is_exact", b"is_exact", "prompt_token_count", b"prompt_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredContext: _TypeAlias = MeasuredContext  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
@@ -304,3 +397,161 @@ class CompleteResult(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___CompleteResult: _TypeAlias = CompleteResult  # noqa: Y015
+
+@_typing.final
+class MeasureRequest(_message.Message):
+    """MeasureRequest carries many items; each is answered by one result, in any order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasureItem]:
+        """items are independent of each other."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___MeasureItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
+
+@_typing.final
+class MeasureItem(_message.Message):
+    """MeasureItem is one item, or one frame of a large one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> _item_pb2.ItemContext:
+        """context identifies the item; every frame of a large item repeats it."""
+
+    @_builtins.property
+    def call(self) -> Global___CompletionCall:
+        """call is the call that would be made."""
+
+    @_builtins.property
+    def cancel(self) -> _item_pb2.ItemCancel:
+        """cancel ends the item."""
+
+    @_builtins.property
+    def begin(self) -> _frame_pb2.FrameBegin:
+        """begin announces a large call."""
+
+    @_builtins.property
+    def chunk(self) -> _frame_pb2.FrameChunk:
+        """chunk is a part of it."""
+
+    @_builtins.property
+    def end(self) -> _frame_pb2.FrameEnd:
+        """end closes it."""
+
+    def __init__(
+        self,
+        *,
+        context: _item_pb2.ItemContext | None = ...,
+        call: Global___CompletionCall | None = ...,
+        cancel: _item_pb2.ItemCancel | None = ...,
+        begin: _frame_pb2.FrameBegin | None = ...,
+        chunk: _frame_pb2.FrameChunk | None = ...,
+        end: _frame_pb2.FrameEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "call", b"call", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "call", b"call", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["call", "cancel", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___MeasureItem: _TypeAlias = MeasureItem  # noqa: Y015
+
+@_typing.final
+class MeasureResponse(_message.Message):
+    """MeasureResponse carries the results that were ready together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasureResult]:
+        """results are in the order in which the items were done."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___MeasureResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureResponse: _TypeAlias = MeasureResponse  # noqa: Y015
+
+@_typing.final
+class MeasureResult(_message.Message):
+    """MeasureResult is the result of one item, or one frame of a large one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """sequence is the item's."""
+    @_builtins.property
+    def measured(self) -> Global___MeasuredContext:
+        """measured is its size."""
+
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """error says why the item failed; the stream goes on."""
+
+    @_builtins.property
+    def begin(self) -> _frame_pb2.FrameBegin:
+        """begin announces a large measured."""
+
+    @_builtins.property
+    def chunk(self) -> _frame_pb2.FrameChunk:
+        """chunk is a part of it."""
+
+    @_builtins.property
+    def end(self) -> _frame_pb2.FrameEnd:
+        """end closes it."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        measured: Global___MeasuredContext | None = ...,
+        error: _status_pb2.Status | None = ...,
+        begin: _frame_pb2.FrameBegin | None = ...,
+        chunk: _frame_pb2.FrameChunk | None = ...,
+        end: _frame_pb2.FrameEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "chunk", b"chunk", "end", b"end", "error", b"error", "measured", b"measured", "outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "chunk", b"chunk", "end", b"end", "error", b"error", "measured", b"measured", "outcome", b"outcome", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["measured", "error", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___MeasureResult: _TypeAlias = MeasureResult  # noqa: Y015

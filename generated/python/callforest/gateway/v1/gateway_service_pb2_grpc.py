@@ -41,6 +41,11 @@ class GatewayServiceStub:
                 request_serializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.CompleteRequest.SerializeToString,
                 response_deserializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.CompleteResponse.FromString,
                 _registered_method=True)
+        self.Measure = channel.stream_stream(
+                '/callforest.gateway.v1.GatewayService/Measure',
+                request_serializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.MeasureResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/callforest.gateway.v1.GatewayService/ListModels',
                 request_serializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.ListModelsRequest.SerializeToString,
@@ -55,8 +60,17 @@ class GatewayServiceServicer:
 
     def Complete(self, request_iterator, context):
         """Complete makes model calls within attempts. A result comes when the call's row is durable. A repeat
-        is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, OVERLOADED,
+        is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, AMBIGUOUS_HISTORY,
+        HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED, OVERLOADED,
         PEER_UNAVAILABLE, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Measure(self, request_iterator, context):
+        """Measure says how many prompt tokens calls would have, by the same checks, admission and splice as
+        Complete, and makes none: no intent, no record, no staged call. Reasons: as Complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +90,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Complete,
                     request_deserializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.CompleteRequest.FromString,
                     response_serializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.CompleteResponse.SerializeToString,
+            ),
+            'Measure': grpc.stream_stream_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.MeasureRequest.FromString,
+                    response_serializer=callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.MeasureResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -112,6 +131,33 @@ class GatewayService:
             '/callforest.gateway.v1.GatewayService/Complete',
             callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.CompleteRequest.SerializeToString,
             callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.CompleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/callforest.gateway.v1.GatewayService/Measure',
+            callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.MeasureRequest.SerializeToString,
+            callforest_dot_gateway_dot_v1_dot_gateway__service__pb2.MeasureResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,8 +20,13 @@ class GatewayServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Complete: _aio.StreamStreamMultiCallable[_gateway_service_pb2.CompleteRequest, _gateway_service_pb2.CompleteResponse]
     """Complete makes model calls within attempts. A result comes when the call's row is durable. A repeat
-    is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, OVERLOADED,
+    is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, AMBIGUOUS_HISTORY,
+    HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED, OVERLOADED,
     PEER_UNAVAILABLE, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
+    """
+    Measure: _aio.StreamStreamMultiCallable[_gateway_service_pb2.MeasureRequest, _gateway_service_pb2.MeasureResponse]
+    """Measure says how many prompt tokens calls would have, by the same checks, admission and splice as
+    Complete, and makes none: no intent, no record, no staged call. Reasons: as Complete.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_service_pb2.ListModelsRequest, _gateway_service_pb2.ListModelsResponse]
     """ListModels names the served models. Reasons: PEER_UNAVAILABLE, ENGINE_UNAVAILABLE."""
@@ -38,8 +43,19 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_gateway_service_pb2.CompleteRequest], _abc.AsyncIterator[_gateway_service_pb2.CompleteResponse]],
     ) -> _abc.AsyncIterator[_gateway_service_pb2.CompleteResponse]:
         """Complete makes model calls within attempts. A result comes when the call's row is durable. A repeat
-        is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, OVERLOADED,
+        is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, AMBIGUOUS_HISTORY,
+        HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED, OVERLOADED,
         PEER_UNAVAILABLE, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
+        """
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request_iterator: _abc.AsyncIterator[_gateway_service_pb2.MeasureRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_gateway_service_pb2.MeasureRequest], _abc.AsyncIterator[_gateway_service_pb2.MeasureResponse]],
+    ) -> _abc.AsyncIterator[_gateway_service_pb2.MeasureResponse]:
+        """Measure says how many prompt tokens calls would have, by the same checks, admission and splice as
+        Complete, and makes none: no intent, no record, no staged call. Reasons: as Complete.
         """
 
     @_abc_1.abstractmethod

@@ -25,8 +25,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class LedgerEvent(_message.Message):
     """LedgerEvent is one entry of an attempt's log: what the ledger stores, and all that it stores. The
-    state of an attempt is what its events say in order; everything else is rebuilt from them. An entry
-    is never changed or removed. A reader that does not know an event must refuse the log.
+    state of an attempt is what its events say in order; everything else is rebuilt from them. An entry is
+    never changed, and removed only with its whole log (LedgerCareService.ForgetAttempt). A reader that does
+    not know an event must refuse the log.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -37,6 +38,7 @@ class LedgerEvent(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     ADMISSIONS_CLOSED_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt_opened(self) -> Global___AttemptOpened:
         """attempt_opened is the first event of every log, and only the first."""
@@ -61,6 +63,10 @@ class LedgerEvent(_message.Message):
     def sealed(self) -> Global___AttemptSealed:
         """sealed is the last event of a log."""
 
+    @_builtins.property
+    def withdrawal(self) -> _attempt_pb2.CallWithdrawal:
+        """withdrawal: the call was refused before it was generated; it settled without a row that masks."""
+
     def __init__(
         self,
         *,
@@ -70,12 +76,13 @@ class LedgerEvent(_message.Message):
         failure: _attempt_pb2.CallFailure | None = ...,
         admissions_closed: Global___AdmissionsClosed | None = ...,
         sealed: Global___AttemptSealed | None = ...,
+        withdrawal: _attempt_pb2.CallWithdrawal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed", "withdrawal"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -93,6 +100,7 @@ class AttemptOpened(_message.Message):
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout. The store's key has only its hash."""
     rollout_id: _builtins.str
@@ -105,6 +113,8 @@ class AttemptOpened(_message.Message):
     """epoch is the attempt's epoch, from 1."""
     request_id: _builtins.str
     """request_id is the opener's; a repeat with it gets the first answer."""
+    mode: _attempt_pb2.CaptureMode.ValueType
+    """mode is the attempt's; unspecified for chain."""
     def __init__(
         self,
         *,
@@ -114,10 +124,11 @@ class AttemptOpened(_message.Message):
         capture_key: _builtins.str = ...,
         epoch: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        mode: _attempt_pb2.CaptureMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "mode", b"mode", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -133,10 +144,16 @@ class IntentRecorded(_message.Message):
     BODY_DIGEST_FIELD_NUMBER: _builtins.int
     ADMIT_TIME_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
+    IS_KEYED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call."""
     body_digest: _builtins.bytes
     """body_digest is the SHA-256 of the request body."""
+    configuration_digest: _builtins.bytes
+    """configuration_digest is the engine's; only in the intent that binds the attempt to it."""
+    is_keyed: _builtins.bool
+    """is_keyed is the intent's."""
     @_builtins.property
     def admit_time(self) -> _timestamp_pb2.Timestamp:
         """admit_time is when the gateway took the call, by its own clock."""
@@ -152,10 +169,12 @@ class IntentRecorded(_message.Message):
         body_digest: _builtins.bytes = ...,
         admit_time: _timestamp_pb2.Timestamp | None = ...,
         verdict: _capture_admission_pb2.Verdict | None = ...,
+        configuration_digest: _builtins.bytes = ...,
+        is_keyed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "body_digest", b"body_digest", "call_id", b"call_id", "configuration_digest", b"configuration_digest", "is_keyed", b"is_keyed", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

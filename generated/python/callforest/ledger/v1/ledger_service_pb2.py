@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 from callforest.capture.v1 import attempt_pb2 as callforest_dot_capture_dot_v1_dot_attempt__pb2
+from callforest.capture.v1 import call_record_pb2 as callforest_dot_capture_dot_v1_dot_call__record__pb2
 from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_capture_dot_v1_dot_capture__admission__pb2
 from callforest.capture.v1 import frame_pb2 as callforest_dot_capture_dot_v1_dot_frame__pb2
 from callforest.capture.v1 import item_pb2 as callforest_dot_capture_dot_v1_dot_item__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/ledger/v1/ledger_service.proto\x12\x14\x63\x61llforest.ledger.v1\x1a\x1b\x62uf/validate/validate.proto\x1a#callforest/capture/v1/attempt.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x17google/rpc/status.proto\"\xb5\x02\n\x12OpenAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\xbf\x01\n\nrollout_id\x18\x02 \x01(\tB\x9f\x01\xbaH\x9b\x01r\x18\x10\x01\x18p2\x12^[A-Za-z0-9._~-]+$\xba\x01~\n\x19rollout_id.not_an_attempt\x12\x45must not end in -a and a number: that is how later attempts are named\x1a\x1a!this.matches(\'-a[0-9]+$\')R\trolloutId\x12\'\n\nrequest_id\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\xb0\x01\x01R\trequestId\"O\n\x13OpenAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\xda\x01\n\x16\x46indPredecessorRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x39\n\x05\x63hain\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ChainProbeH\x00R\x05\x63hainB\x0e\n\x05probe\x12\x05\xbaH\x02\x08\x01\"S\n\x17\x46indPredecessorResponse\x12\x38\n\x07verdict\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictR\x07verdict\"\x8f\x01\n\x16\x43loseAdmissionsRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"S\n\x17\x43loseAdmissionsResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\xb1\x01\n\x13\x41waitSettledRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12#\n\x07wait_ms\x18\x03 \x01(\rB\n\xbaH\x07*\x05\x18\x80\xdd\xdb\x01R\x06waitMs\"P\n\x14\x41waitSettledResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\x8b\x01\n\x12SealAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"O\n\x13SealAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\x8b\x01\n\x12GetManifestRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"\x8f\x01\n\x13GetManifestResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\x12>\n\x07\x65ntries\x18\x02 \x03(\x0b\x32$.callforest.capture.v1.ManifestEntryR\x07\x65ntries\"\x87\x01\n\x0eHasRowsRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\",\n\x0fHasRowsResponse\x12\x19\n\x08has_rows\x18\x01 \x01(\x08R\x07hasRows\"M\n\x0e\x43ommittedEntry\x12\x1a\n\x08revision\x18\x01 \x01(\x04R\x08revision\x12\x1f\n\x0bkept_record\x18\x02 \x01(\x08R\nkeptRecord\"b\n\x14RecordIntentsRequest\x12J\n\x05items\x18\x01 \x03(\x0b\x32\'.callforest.ledger.v1.RecordIntentsItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8d\x03\n\x11RecordIntentsItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12;\n\x06intent\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CallIntentH\x00R\x06intent\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"\\\n\x15RecordIntentsResponse\x12\x43\n\x07results\x18\x01 \x03(\x0b\x32).callforest.ledger.v1.RecordIntentsResultR\x07results\"\xcf\x02\n\x13RecordIntentsResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12:\n\x07verdict\x18\x02 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictH\x00R\x07verdict\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome\"^\n\x12\x43ommitCallsRequest\x12H\n\x05items\x18\x01 \x03(\x0b\x32%.callforest.ledger.v1.CommitCallsItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8c\x03\n\x0f\x43ommitCallsItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12<\n\x05\x65ntry\x18\x02 \x01(\x0b\x32$.callforest.capture.v1.ManifestEntryH\x00R\x05\x65ntry\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"X\n\x13\x43ommitCallsResponse\x12\x41\n\x07results\x18\x01 \x03(\x0b\x32\'.callforest.ledger.v1.CommitCallsResultR\x07results\"\xd7\x02\n\x11\x43ommitCallsResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x44\n\tcommitted\x18\x02 \x01(\x0b\x32$.callforest.ledger.v1.CommittedEntryH\x00R\tcommitted\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xdf\x07\n\rLedgerService\x12g\n\x0bOpenAttempt\x12(.callforest.ledger.v1.OpenAttemptRequest\x1a).callforest.ledger.v1.OpenAttemptResponse\"\x03\x90\x02\x02\x12q\n\rRecordIntents\x12*.callforest.ledger.v1.RecordIntentsRequest\x1a+.callforest.ledger.v1.RecordIntentsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12s\n\x0f\x46indPredecessor\x12,.callforest.ledger.v1.FindPredecessorRequest\x1a-.callforest.ledger.v1.FindPredecessorResponse\"\x03\x90\x02\x01\x12k\n\x0b\x43ommitCalls\x12(.callforest.ledger.v1.CommitCallsRequest\x1a).callforest.ledger.v1.CommitCallsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12s\n\x0f\x43loseAdmissions\x12,.callforest.ledger.v1.CloseAdmissionsRequest\x1a-.callforest.ledger.v1.CloseAdmissionsResponse\"\x03\x90\x02\x02\x12j\n\x0c\x41waitSettled\x12).callforest.ledger.v1.AwaitSettledRequest\x1a*.callforest.ledger.v1.AwaitSettledResponse\"\x03\x90\x02\x01\x12g\n\x0bSealAttempt\x12(.callforest.ledger.v1.SealAttemptRequest\x1a).callforest.ledger.v1.SealAttemptResponse\"\x03\x90\x02\x02\x12i\n\x0bGetManifest\x12(.callforest.ledger.v1.GetManifestRequest\x1a).callforest.ledger.v1.GetManifestResponse\"\x03\x90\x02\x01\x30\x01\x12[\n\x07HasRows\x12$.callforest.ledger.v1.HasRowsRequest\x1a%.callforest.ledger.v1.HasRowsResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/ledger/v1/ledger_service.proto\x12\x14\x63\x61llforest.ledger.v1\x1a\x1b\x62uf/validate/validate.proto\x1a#callforest/capture/v1/attempt.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x17google/rpc/status.proto\"\xed\x02\n\x12OpenAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\xbf\x01\n\nrollout_id\x18\x02 \x01(\tB\x9f\x01\xbaH\x9b\x01r\x18\x10\x01\x18p2\x12^[A-Za-z0-9._~-]+$\xba\x01~\n\x19rollout_id.not_an_attempt\x12\x45must not end in -a and a number: that is how later attempts are named\x1a\x1a!this.matches(\'-a[0-9]+$\')R\trolloutId\x12\'\n\nrequest_id\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\xb0\x01\x01R\trequestId\x12\x36\n\x04mode\x18\x04 \x01(\x0e\x32\".callforest.capture.v1.CaptureModeR\x04mode\"O\n\x13OpenAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\xd4\x02\n\x16\x46indPredecessorRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x39\n\x05\x63hain\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ChainProbeH\x00R\x05\x63hain\x12<\n\x06source\x18\x04 \x01(\x0b\x32\".callforest.capture.v1.SourceProbeH\x00R\x06source\x12:\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0c\x42\x07\xbaH\x04z\x02\x18 R\x13\x63onfigurationDigestB\x0e\n\x05probe\x12\x05\xbaH\x02\x08\x01\"S\n\x17\x46indPredecessorResponse\x12\x38\n\x07verdict\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictR\x07verdict\"\xc0\x01\n\x0eGetCallRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x03 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\"\x8d\x02\n\x0fGetCallResponse\x12\x38\n\x07verdict\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictR\x07verdict\x12\x39\n\x06record\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CallRecordR\x06record\x12>\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\".callforest.capture.v1.CallFailureR\x08\x66\x61ilures\x12\x45\n\nwithdrawal\x18\x04 \x01(\x0b\x32%.callforest.capture.v1.CallWithdrawalR\nwithdrawal\"\x8f\x01\n\x16\x43loseAdmissionsRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"S\n\x17\x43loseAdmissionsResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\xb1\x01\n\x13\x41waitSettledRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12#\n\x07wait_ms\x18\x03 \x01(\rB\n\xbaH\x07*\x05\x18\x80\xdd\xdb\x01R\x06waitMs\"P\n\x14\x41waitSettledResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\x8b\x01\n\x12SealAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"O\n\x13SealAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\x8b\x01\n\x12GetManifestRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"\x8f\x01\n\x13GetManifestResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\x12>\n\x07\x65ntries\x18\x02 \x03(\x0b\x32$.callforest.capture.v1.ManifestEntryR\x07\x65ntries\"\x87\x01\n\x0eHasRowsRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\",\n\x0fHasRowsResponse\x12\x19\n\x08has_rows\x18\x01 \x01(\x08R\x07hasRows\"M\n\x0e\x43ommittedEntry\x12\x1a\n\x08revision\x18\x01 \x01(\x04R\x08revision\x12\x1f\n\x0bkept_record\x18\x02 \x01(\x08R\nkeptRecord\"b\n\x14RecordIntentsRequest\x12J\n\x05items\x18\x01 \x03(\x0b\x32\'.callforest.ledger.v1.RecordIntentsItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8d\x03\n\x11RecordIntentsItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12;\n\x06intent\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CallIntentH\x00R\x06intent\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"\\\n\x15RecordIntentsResponse\x12\x43\n\x07results\x18\x01 \x03(\x0b\x32).callforest.ledger.v1.RecordIntentsResultR\x07results\"\xcf\x02\n\x13RecordIntentsResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12:\n\x07verdict\x18\x02 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictH\x00R\x07verdict\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome\"^\n\x12\x43ommitCallsRequest\x12H\n\x05items\x18\x01 \x03(\x0b\x32%.callforest.ledger.v1.CommitCallsItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8c\x03\n\x0f\x43ommitCallsItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12<\n\x05\x65ntry\x18\x02 \x01(\x0b\x32$.callforest.capture.v1.ManifestEntryH\x00R\x05\x65ntry\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"X\n\x13\x43ommitCallsResponse\x12\x41\n\x07results\x18\x01 \x03(\x0b\x32\'.callforest.ledger.v1.CommitCallsResultR\x07results\"\xd7\x02\n\x11\x43ommitCallsResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x44\n\tcommitted\x18\x02 \x01(\x0b\x32$.callforest.ledger.v1.CommittedEntryH\x00R\tcommitted\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xbc\x08\n\rLedgerService\x12g\n\x0bOpenAttempt\x12(.callforest.ledger.v1.OpenAttemptRequest\x1a).callforest.ledger.v1.OpenAttemptResponse\"\x03\x90\x02\x02\x12q\n\rRecordIntents\x12*.callforest.ledger.v1.RecordIntentsRequest\x1a+.callforest.ledger.v1.RecordIntentsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12s\n\x0f\x46indPredecessor\x12,.callforest.ledger.v1.FindPredecessorRequest\x1a-.callforest.ledger.v1.FindPredecessorResponse\"\x03\x90\x02\x01\x12[\n\x07GetCall\x12$.callforest.ledger.v1.GetCallRequest\x1a%.callforest.ledger.v1.GetCallResponse\"\x03\x90\x02\x01\x12k\n\x0b\x43ommitCalls\x12(.callforest.ledger.v1.CommitCallsRequest\x1a).callforest.ledger.v1.CommitCallsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12s\n\x0f\x43loseAdmissions\x12,.callforest.ledger.v1.CloseAdmissionsRequest\x1a-.callforest.ledger.v1.CloseAdmissionsResponse\"\x03\x90\x02\x02\x12j\n\x0c\x41waitSettled\x12).callforest.ledger.v1.AwaitSettledRequest\x1a*.callforest.ledger.v1.AwaitSettledResponse\"\x03\x90\x02\x01\x12g\n\x0bSealAttempt\x12(.callforest.ledger.v1.SealAttemptRequest\x1a).callforest.ledger.v1.SealAttemptResponse\"\x03\x90\x02\x02\x12i\n\x0bGetManifest\x12(.callforest.ledger.v1.GetManifestRequest\x1a).callforest.ledger.v1.GetManifestResponse\"\x03\x90\x02\x01\x30\x01\x12[\n\x07HasRows\x12$.callforest.ledger.v1.HasRowsRequest\x1a%.callforest.ledger.v1.HasRowsResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,6 +50,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINDPREDECESSORREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
   _globals['_FINDPREDECESSORREQUEST'].fields_by_name['capture_key']._loaded_options = None
   _globals['_FINDPREDECESSORREQUEST'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
+  _globals['_FINDPREDECESSORREQUEST'].fields_by_name['configuration_digest']._loaded_options = None
+  _globals['_FINDPREDECESSORREQUEST'].fields_by_name['configuration_digest']._serialized_options = b'\272H\004z\002\030 '
+  _globals['_GETCALLREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_GETCALLREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
+  _globals['_GETCALLREQUEST'].fields_by_name['capture_key']._loaded_options = None
+  _globals['_GETCALLREQUEST'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
+  _globals['_GETCALLREQUEST'].fields_by_name['call_id']._loaded_options = None
+  _globals['_GETCALLREQUEST'].fields_by_name['call_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_CLOSEADMISSIONSREQUEST'].fields_by_name['tenant']._loaded_options = None
   _globals['_CLOSEADMISSIONSREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
   _globals['_CLOSEADMISSIONSREQUEST'].fields_by_name['capture_key']._loaded_options = None
@@ -89,6 +98,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERSERVICE'].methods_by_name['RecordIntents']._serialized_options = b'\220\002\002'
   _globals['_LEDGERSERVICE'].methods_by_name['FindPredecessor']._loaded_options = None
   _globals['_LEDGERSERVICE'].methods_by_name['FindPredecessor']._serialized_options = b'\220\002\001'
+  _globals['_LEDGERSERVICE'].methods_by_name['GetCall']._loaded_options = None
+  _globals['_LEDGERSERVICE'].methods_by_name['GetCall']._serialized_options = b'\220\002\001'
   _globals['_LEDGERSERVICE'].methods_by_name['CommitCalls']._loaded_options = None
   _globals['_LEDGERSERVICE'].methods_by_name['CommitCalls']._serialized_options = b'\220\002\002'
   _globals['_LEDGERSERVICE'].methods_by_name['CloseAdmissions']._loaded_options = None
@@ -101,52 +112,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERSERVICE'].methods_by_name['GetManifest']._serialized_options = b'\220\002\001'
   _globals['_LEDGERSERVICE'].methods_by_name['HasRows']._loaded_options = None
   _globals['_LEDGERSERVICE'].methods_by_name['HasRows']._serialized_options = b'\220\002\001'
-  _globals['_OPENATTEMPTREQUEST']._serialized_start=275
-  _globals['_OPENATTEMPTREQUEST']._serialized_end=584
-  _globals['_OPENATTEMPTRESPONSE']._serialized_start=586
-  _globals['_OPENATTEMPTRESPONSE']._serialized_end=665
-  _globals['_FINDPREDECESSORREQUEST']._serialized_start=668
-  _globals['_FINDPREDECESSORREQUEST']._serialized_end=886
-  _globals['_FINDPREDECESSORRESPONSE']._serialized_start=888
-  _globals['_FINDPREDECESSORRESPONSE']._serialized_end=971
-  _globals['_CLOSEADMISSIONSREQUEST']._serialized_start=974
-  _globals['_CLOSEADMISSIONSREQUEST']._serialized_end=1117
-  _globals['_CLOSEADMISSIONSRESPONSE']._serialized_start=1119
-  _globals['_CLOSEADMISSIONSRESPONSE']._serialized_end=1202
-  _globals['_AWAITSETTLEDREQUEST']._serialized_start=1205
-  _globals['_AWAITSETTLEDREQUEST']._serialized_end=1382
-  _globals['_AWAITSETTLEDRESPONSE']._serialized_start=1384
-  _globals['_AWAITSETTLEDRESPONSE']._serialized_end=1464
-  _globals['_SEALATTEMPTREQUEST']._serialized_start=1467
-  _globals['_SEALATTEMPTREQUEST']._serialized_end=1606
-  _globals['_SEALATTEMPTRESPONSE']._serialized_start=1608
-  _globals['_SEALATTEMPTRESPONSE']._serialized_end=1687
-  _globals['_GETMANIFESTREQUEST']._serialized_start=1690
-  _globals['_GETMANIFESTREQUEST']._serialized_end=1829
-  _globals['_GETMANIFESTRESPONSE']._serialized_start=1832
-  _globals['_GETMANIFESTRESPONSE']._serialized_end=1975
-  _globals['_HASROWSREQUEST']._serialized_start=1978
-  _globals['_HASROWSREQUEST']._serialized_end=2113
-  _globals['_HASROWSRESPONSE']._serialized_start=2115
-  _globals['_HASROWSRESPONSE']._serialized_end=2159
-  _globals['_COMMITTEDENTRY']._serialized_start=2161
-  _globals['_COMMITTEDENTRY']._serialized_end=2238
-  _globals['_RECORDINTENTSREQUEST']._serialized_start=2240
-  _globals['_RECORDINTENTSREQUEST']._serialized_end=2338
-  _globals['_RECORDINTENTSITEM']._serialized_start=2341
-  _globals['_RECORDINTENTSITEM']._serialized_end=2738
-  _globals['_RECORDINTENTSRESPONSE']._serialized_start=2740
-  _globals['_RECORDINTENTSRESPONSE']._serialized_end=2832
-  _globals['_RECORDINTENTSRESULT']._serialized_start=2835
-  _globals['_RECORDINTENTSRESULT']._serialized_end=3170
-  _globals['_COMMITCALLSREQUEST']._serialized_start=3172
-  _globals['_COMMITCALLSREQUEST']._serialized_end=3266
-  _globals['_COMMITCALLSITEM']._serialized_start=3269
-  _globals['_COMMITCALLSITEM']._serialized_end=3665
-  _globals['_COMMITCALLSRESPONSE']._serialized_start=3667
-  _globals['_COMMITCALLSRESPONSE']._serialized_end=3755
-  _globals['_COMMITCALLSRESULT']._serialized_start=3758
-  _globals['_COMMITCALLSRESULT']._serialized_end=4101
-  _globals['_LEDGERSERVICE']._serialized_start=4104
-  _globals['_LEDGERSERVICE']._serialized_end=5095
+  _globals['_OPENATTEMPTREQUEST']._serialized_start=316
+  _globals['_OPENATTEMPTREQUEST']._serialized_end=681
+  _globals['_OPENATTEMPTRESPONSE']._serialized_start=683
+  _globals['_OPENATTEMPTRESPONSE']._serialized_end=762
+  _globals['_FINDPREDECESSORREQUEST']._serialized_start=765
+  _globals['_FINDPREDECESSORREQUEST']._serialized_end=1105
+  _globals['_FINDPREDECESSORRESPONSE']._serialized_start=1107
+  _globals['_FINDPREDECESSORRESPONSE']._serialized_end=1190
+  _globals['_GETCALLREQUEST']._serialized_start=1193
+  _globals['_GETCALLREQUEST']._serialized_end=1385
+  _globals['_GETCALLRESPONSE']._serialized_start=1388
+  _globals['_GETCALLRESPONSE']._serialized_end=1657
+  _globals['_CLOSEADMISSIONSREQUEST']._serialized_start=1660
+  _globals['_CLOSEADMISSIONSREQUEST']._serialized_end=1803
+  _globals['_CLOSEADMISSIONSRESPONSE']._serialized_start=1805
+  _globals['_CLOSEADMISSIONSRESPONSE']._serialized_end=1888
+  _globals['_AWAITSETTLEDREQUEST']._serialized_start=1891
+  _globals['_AWAITSETTLEDREQUEST']._serialized_end=2068
+  _globals['_AWAITSETTLEDRESPONSE']._serialized_start=2070
+  _globals['_AWAITSETTLEDRESPONSE']._serialized_end=2150
+  _globals['_SEALATTEMPTREQUEST']._serialized_start=2153
+  _globals['_SEALATTEMPTREQUEST']._serialized_end=2292
+  _globals['_SEALATTEMPTRESPONSE']._serialized_start=2294
+  _globals['_SEALATTEMPTRESPONSE']._serialized_end=2373
+  _globals['_GETMANIFESTREQUEST']._serialized_start=2376
+  _globals['_GETMANIFESTREQUEST']._serialized_end=2515
+  _globals['_GETMANIFESTRESPONSE']._serialized_start=2518
+  _globals['_GETMANIFESTRESPONSE']._serialized_end=2661
+  _globals['_HASROWSREQUEST']._serialized_start=2664
+  _globals['_HASROWSREQUEST']._serialized_end=2799
+  _globals['_HASROWSRESPONSE']._serialized_start=2801
+  _globals['_HASROWSRESPONSE']._serialized_end=2845
+  _globals['_COMMITTEDENTRY']._serialized_start=2847
+  _globals['_COMMITTEDENTRY']._serialized_end=2924
+  _globals['_RECORDINTENTSREQUEST']._serialized_start=2926
+  _globals['_RECORDINTENTSREQUEST']._serialized_end=3024
+  _globals['_RECORDINTENTSITEM']._serialized_start=3027
+  _globals['_RECORDINTENTSITEM']._serialized_end=3424
+  _globals['_RECORDINTENTSRESPONSE']._serialized_start=3426
+  _globals['_RECORDINTENTSRESPONSE']._serialized_end=3518
+  _globals['_RECORDINTENTSRESULT']._serialized_start=3521
+  _globals['_RECORDINTENTSRESULT']._serialized_end=3856
+  _globals['_COMMITCALLSREQUEST']._serialized_start=3858
+  _globals['_COMMITCALLSREQUEST']._serialized_end=3952
+  _globals['_COMMITCALLSITEM']._serialized_start=3955
+  _globals['_COMMITCALLSITEM']._serialized_end=4351
+  _globals['_COMMITCALLSRESPONSE']._serialized_start=4353
+  _globals['_COMMITCALLSRESPONSE']._serialized_end=4441
+  _globals['_COMMITCALLSRESULT']._serialized_start=4444
+  _globals['_COMMITCALLSRESULT']._serialized_end=4787
+  _globals['_LEDGERSERVICE']._serialized_start=4790
+  _globals['_LEDGERSERVICE']._serialized_end=5874
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from callforest.capture.v1 import attempt_pb2 as _attempt_pb2
+from callforest.capture.v1 import call_record_pb2 as _call_record_pb2
 from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
@@ -32,22 +33,26 @@ class OpenAttemptRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
     rollout_id: _builtins.str
     """rollout_id names the logical rollout."""
     request_id: _builtins.str
     """request_id names this request in repeats."""
+    mode: _attempt_pb2.CaptureMode.ValueType
+    """mode is the attempt's; unspecified for chain. A repeat with another is refused."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         rollout_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        mode: _attempt_pb2.CaptureMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -86,13 +91,21 @@ class FindPredecessorRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the attempt."""
     capture_key: _builtins.str
     """capture_key names the attempt."""
+    configuration_digest: _builtins.bytes
+    """configuration_digest is as in CallIntent."""
     @_builtins.property
     def chain(self) -> _capture_admission_pb2.ChainProbe:
         """chain is the probe of chain mode."""
+
+    @_builtins.property
+    def source(self) -> _capture_admission_pb2.SourceProbe:
+        """source is the probe of forest mode."""
 
     def __init__(
         self,
@@ -100,12 +113,14 @@ class FindPredecessorRequest(_message.Message):
         tenant: _builtins.str = ...,
         capture_key: _builtins.str = ...,
         chain: _capture_admission_pb2.ChainProbe | None = ...,
+        source: _capture_admission_pb2.SourceProbe | None = ...,
+        configuration_digest: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "probe", b"probe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "probe", b"probe", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_key", b"capture_key", "chain", b"chain", "probe", b"probe", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_key", b"capture_key", "chain", b"chain", "configuration_digest", b"configuration_digest", "probe", b"probe", "source", b"source", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["chain"]  # noqa: Y015
+    _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["chain", "source"]  # noqa: Y015
     _WhichOneofArgType_probe: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_probe) -> _WhichOneofReturnType_probe | None: ...
 
@@ -134,6 +149,78 @@ class FindPredecessorResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindPredecessorResponse: _TypeAlias = FindPredecessorResponse  # noqa: Y015
+
+@_typing.final
+class GetCallRequest(_message.Message):
+    """GetCallRequest names a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    CAPTURE_KEY_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant owns the attempt."""
+    capture_key: _builtins.str
+    """capture_key names the attempt."""
+    call_id: _builtins.str
+    """call_id names the call."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        capture_key: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallRequest: _TypeAlias = GetCallRequest  # noqa: Y015
+
+@_typing.final
+class GetCallResponse(_message.Message):
+    """GetCallResponse is what the ledger has of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    WITHDRAWAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def verdict(self) -> _capture_admission_pb2.Verdict:
+        """verdict is what was decided before inference."""
+
+    @_builtins.property
+    def record(self) -> _call_record_pb2.CallRecord:
+        """record is the committed call; absent while it is pending, and of a failed one."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[_attempt_pb2.CallFailure]:
+        """failures are its failure rows, in order."""
+
+    @_builtins.property
+    def withdrawal(self) -> _attempt_pb2.CallWithdrawal:
+        """withdrawal is set when the call was refused before it was generated."""
+
+    def __init__(
+        self,
+        *,
+        verdict: _capture_admission_pb2.Verdict | None = ...,
+        record: _call_record_pb2.CallRecord | None = ...,
+        failures: _abc.Iterable[_attempt_pb2.CallFailure] | None = ...,
+        withdrawal: _attempt_pb2.CallWithdrawal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "verdict", b"verdict", "withdrawal", b"withdrawal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "record", b"record", "verdict", b"verdict", "withdrawal", b"withdrawal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallResponse: _TypeAlias = GetCallResponse  # noqa: Y015
 
 @_typing.final
 class CloseAdmissionsRequest(_message.Message):
@@ -217,7 +304,7 @@ Global___AwaitSettledRequest: _TypeAlias = AwaitSettledRequest  # noqa: Y015
 
 @_typing.final
 class AwaitSettledResponse(_message.Message):
-    """AwaitSettledResponse says whether the attempt settled."""
+    """AwaitSettledResponse says whether it settled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

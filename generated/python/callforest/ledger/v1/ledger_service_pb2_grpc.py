@@ -51,6 +51,11 @@ class LedgerServiceStub:
                 request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorRequest.SerializeToString,
                 response_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorResponse.FromString,
                 _registered_method=True)
+        self.GetCall = channel.unary_unary(
+                '/callforest.ledger.v1.LedgerService/GetCall',
+                request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallRequest.SerializeToString,
+                response_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallResponse.FromString,
+                _registered_method=True)
         self.CommitCalls = channel.stream_stream(
                 '/callforest.ledger.v1.LedgerService/CommitCalls',
                 request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.CommitCallsRequest.SerializeToString,
@@ -114,10 +119,17 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCall(self, request, context):
+        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
+        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitCalls(self, request_iterator, context):
-        """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
-        failures, which poison their attempt. The first row of a call stands: the same row again is a
-        no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+        """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
+        their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
         CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
         ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
         """
@@ -182,6 +194,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.FindPredecessor,
                     request_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorRequest.FromString,
                     response_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorResponse.SerializeToString,
+            ),
+            'GetCall': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCall,
+                    request_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallRequest.FromString,
+                    response_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallResponse.SerializeToString,
             ),
             'CommitCalls': grpc.stream_stream_rpc_method_handler(
                     servicer.CommitCalls,
@@ -297,6 +314,33 @@ class LedgerService:
             '/callforest.ledger.v1.LedgerService/FindPredecessor',
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorRequest.SerializeToString,
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.FindPredecessorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callforest.ledger.v1.LedgerService/GetCall',
+            callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallRequest.SerializeToString,
+            callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.GetCallResponse.FromString,
             options,
             channel_credentials,
             insecure,

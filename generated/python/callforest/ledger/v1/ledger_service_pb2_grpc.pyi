@@ -32,10 +32,13 @@ class LedgerServiceStub:
     """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
     Reasons: ATTEMPT_NOT_FOUND.
     """
+    GetCall: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.GetCallRequest, _ledger_service_pb2.GetCallResponse]
+    """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
+    Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
+    """
     CommitCalls: _aio.StreamStreamMultiCallable[_ledger_service_pb2.CommitCallsRequest, _ledger_service_pb2.CommitCallsResponse]
-    """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
-    failures, which poison their attempt. The first row of a call stands: the same row again is a
-    no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+    """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
+    their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
     CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
     ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
     """
@@ -97,14 +100,23 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def GetCall(
+        self,
+        request: _ledger_service_pb2.GetCallRequest,
+        context: _aio.ServicerContext[_ledger_service_pb2.GetCallRequest, _abc.Awaitable[_ledger_service_pb2.GetCallResponse]],
+    ) -> _abc.Awaitable[_ledger_service_pb2.GetCallResponse]:
+        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
+        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
     def CommitCalls(
         self,
         request_iterator: _abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest], _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]],
     ) -> _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]:
-        """CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
-        failures, which poison their attempt. The first row of a call stands: the same row again is a
-        no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+        """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
+        their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
         CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
         ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
         """

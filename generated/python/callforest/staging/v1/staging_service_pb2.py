@@ -23,6 +23,7 @@ _sym_db = _symbol_database.Default()
 
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
+from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_capture_dot_v1_dot_capture__admission__pb2
 from callforest.capture.v1 import commit_coords_pb2 as callforest_dot_capture_dot_v1_dot_commit__coords__pb2
 from callforest.capture.v1 import completion_pb2 as callforest_dot_capture_dot_v1_dot_completion__pb2
 from callforest.capture.v1 import frame_pb2 as callforest_dot_capture_dot_v1_dot_frame__pb2
@@ -31,7 +32,7 @@ from callforest.capture.v1 import staged_call_pb2 as callforest_dot_capture_dot_
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/staging/v1/staging_service.proto\x12\x15\x63\x61llforest.staging.v1\x1a\x1b\x62uf/validate/validate.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\'callforest/capture/v1/staged_call.proto\x1a\x17google/rpc/status.proto\"\x89\x01\n\rStagedReceipt\x12;\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsR\x06\x63oords\x12;\n\x06winner\x18\x02 \x01(\x0b\x32#.callforest.staging.v1.StagedWinnerR\x06winner\"z\n\x0cStagedWinner\x12\'\n\x0fserved_response\x18\x01 \x01(\x0cR\x0eservedResponse\x12\x41\n\ncompletion\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CompletionR\ncompletion\"\xb5\x01\n\x0bPrefixQuery\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12,\n\rheld_call_ids\x18\x03 \x03(\tB\x08\xbaH\x05\x92\x01\x02\x10@R\x0bheldCallIds\"|\n\x06Prefix\x12%\n\x0cheld_call_id\x18\x01 \x01(\tH\x00R\nheldCallId\x88\x01\x01\x12:\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\".callforest.staging.v1.PrefixDeltaR\x06\x64\x65ltasB\x0f\n\r_held_call_id\"C\n\x0bPrefixDelta\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12\x1b\n\ttoken_ids\x18\x02 \x01(\x0cR\x08tokenIds\"\xad\x01\n\x0c\x46\x65tchRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12&\n\x08\x63\x61ll_ids\x18\x03 \x03(\tB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80 R\x07\x63\x61llIds\"\xfb\x01\n\rFetchResponse\x12\x37\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.StagedCallH\x00R\x04\x63\x61ll\x12\x39\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\x06\n\x04part\"\xb3\x01\n\x12\x44\x65leteCallsRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12&\n\x08\x63\x61ll_ids\x18\x03 \x03(\tB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80 R\x07\x63\x61llIds\":\n\x13\x44\x65leteCallsResponse\x12#\n\rdeleted_count\x18\x01 \x01(\rR\x0c\x64\x65letedCount\"\x8d\x01\n\x14\x44ropPartitionRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"<\n\x15\x44ropPartitionResponse\x12#\n\rdeleted_count\x18\x01 \x01(\rR\x0c\x64\x65letedCount\"C\n\x0bStatRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\"\x90\x01\n\x0cStatResponse\x12\x1d\n\ncall_count\x18\x01 \x01(\x04R\tcallCount\x12\x1d\n\ncall_bytes\x18\x02 \x01(\x04R\tcallBytes\x12\x1f\n\x0bstore_bytes\x18\x03 \x01(\x04R\nstoreBytes\x12!\n\x0c\x63ommit_count\x18\x04 \x01(\x04R\x0b\x63ommitCount\"S\n\x0cStageRequest\x12\x43\n\x05items\x18\x01 \x03(\x0b\x32 .callforest.staging.v1.StageItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x81\x03\n\tStageItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12\x37\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.StagedCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"M\n\rStageResponse\x12<\n\x07results\x18\x01 \x03(\x0b\x32\".callforest.staging.v1.StageResultR\x07results\"\xcd\x02\n\x0bStageResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12@\n\x07receipt\x18\x02 \x01(\x0b\x32$.callforest.staging.v1.StagedReceiptH\x00R\x07receipt\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome\"_\n\x12\x46\x65tchPrefixRequest\x12I\n\x05items\x18\x01 \x03(\x0b\x32&.callforest.staging.v1.FetchPrefixItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8a\x03\n\x0f\x46\x65tchPrefixItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12:\n\x05query\x18\x02 \x01(\x0b\x32\".callforest.staging.v1.PrefixQueryH\x00R\x05query\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"Y\n\x13\x46\x65tchPrefixResponse\x12\x42\n\x07results\x18\x01 \x03(\x0b\x32(.callforest.staging.v1.FetchPrefixResultR\x07results\"\xca\x02\n\x11\x46\x65tchPrefixResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x37\n\x06prefix\x18\x02 \x01(\x0b\x32\x1d.callforest.staging.v1.PrefixH\x00R\x06prefix\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xe9\x04\n\x0eStagingService\x12[\n\x05Stage\x12#.callforest.staging.v1.StageRequest\x1a$.callforest.staging.v1.StageResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12m\n\x0b\x46\x65tchPrefix\x12).callforest.staging.v1.FetchPrefixRequest\x1a*.callforest.staging.v1.FetchPrefixResponse\"\x03\x90\x02\x01(\x01\x30\x01\x12Y\n\x05\x46\x65tch\x12#.callforest.staging.v1.FetchRequest\x1a$.callforest.staging.v1.FetchResponse\"\x03\x90\x02\x01\x30\x01\x12i\n\x0b\x44\x65leteCalls\x12).callforest.staging.v1.DeleteCallsRequest\x1a*.callforest.staging.v1.DeleteCallsResponse\"\x03\x90\x02\x02\x12o\n\rDropPartition\x12+.callforest.staging.v1.DropPartitionRequest\x1a,.callforest.staging.v1.DropPartitionResponse\"\x03\x90\x02\x02\x12T\n\x04Stat\x12\".callforest.staging.v1.StatRequest\x1a#.callforest.staging.v1.StatResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/staging/v1/staging_service.proto\x12\x15\x63\x61llforest.staging.v1\x1a\x1b\x62uf/validate/validate.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\'callforest/capture/v1/staged_call.proto\x1a\x17google/rpc/status.proto\"\x89\x01\n\rStagedReceipt\x12;\n\x06\x63oords\x18\x01 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsR\x06\x63oords\x12;\n\x06winner\x18\x02 \x01(\x0b\x32#.callforest.staging.v1.StagedWinnerR\x06winner\"\xbe\x01\n\x0cStagedWinner\x12\'\n\x0fserved_response\x18\x01 \x01(\x0cR\x0eservedResponse\x12\x41\n\ncompletion\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CompletionR\ncompletion\x12\x42\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32&.callforest.capture.v1.CaptureDecisionR\x08\x64\x65\x63ision\"\xb5\x01\n\x0bPrefixQuery\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12,\n\rheld_call_ids\x18\x03 \x03(\tB\x08\xbaH\x05\x92\x01\x02\x10@R\x0bheldCallIds\"|\n\x06Prefix\x12%\n\x0cheld_call_id\x18\x01 \x01(\tH\x00R\nheldCallId\x88\x01\x01\x12:\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\".callforest.staging.v1.PrefixDeltaR\x06\x64\x65ltasB\x0f\n\r_held_call_id\"C\n\x0bPrefixDelta\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12\x1b\n\ttoken_ids\x18\x02 \x01(\x0cR\x08tokenIds\"\xd6\x01\n\x0c\x46\x65tchRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12&\n\x08\x63\x61ll_ids\x18\x03 \x03(\tB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80 R\x07\x63\x61llIds\x12\'\n\x0fwithout_columns\x18\x04 \x01(\x08R\x0ewithoutColumns\"\xfb\x01\n\rFetchResponse\x12\x37\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32!.callforest.capture.v1.StagedCallH\x00R\x04\x63\x61ll\x12\x39\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\x06\n\x04part\"\xb3\x01\n\x12\x44\x65leteCallsRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12&\n\x08\x63\x61ll_ids\x18\x03 \x03(\tB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80 R\x07\x63\x61llIds\":\n\x13\x44\x65leteCallsResponse\x12#\n\rdeleted_count\x18\x01 \x01(\rR\x0c\x64\x65letedCount\"\x8d\x01\n\x14\x44ropPartitionRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"<\n\x15\x44ropPartitionResponse\x12#\n\rdeleted_count\x18\x01 \x01(\rR\x0c\x64\x65letedCount\"C\n\x0bStatRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\"\x90\x01\n\x0cStatResponse\x12\x1d\n\ncall_count\x18\x01 \x01(\x04R\tcallCount\x12\x1d\n\ncall_bytes\x18\x02 \x01(\x04R\tcallBytes\x12\x1f\n\x0bstore_bytes\x18\x03 \x01(\x04R\nstoreBytes\x12!\n\x0c\x63ommit_count\x18\x04 \x01(\x04R\x0b\x63ommitCount\"S\n\x0cStageRequest\x12\x43\n\x05items\x18\x01 \x03(\x0b\x32 .callforest.staging.v1.StageItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x81\x03\n\tStageItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12\x37\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.StagedCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"M\n\rStageResponse\x12<\n\x07results\x18\x01 \x03(\x0b\x32\".callforest.staging.v1.StageResultR\x07results\"\xcd\x02\n\x0bStageResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12@\n\x07receipt\x18\x02 \x01(\x0b\x32$.callforest.staging.v1.StagedReceiptH\x00R\x07receipt\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome\"_\n\x12\x46\x65tchPrefixRequest\x12I\n\x05items\x18\x01 \x03(\x0b\x32&.callforest.staging.v1.FetchPrefixItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8a\x03\n\x0f\x46\x65tchPrefixItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12:\n\x05query\x18\x02 \x01(\x0b\x32\".callforest.staging.v1.PrefixQueryH\x00R\x05query\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"Y\n\x13\x46\x65tchPrefixResponse\x12\x42\n\x07results\x18\x01 \x03(\x0b\x32(.callforest.staging.v1.FetchPrefixResultR\x07results\"\xca\x02\n\x11\x46\x65tchPrefixResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x37\n\x06prefix\x18\x02 \x01(\x0b\x32\x1d.callforest.staging.v1.PrefixH\x00R\x06prefix\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xe9\x04\n\x0eStagingService\x12[\n\x05Stage\x12#.callforest.staging.v1.StageRequest\x1a$.callforest.staging.v1.StageResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12m\n\x0b\x46\x65tchPrefix\x12).callforest.staging.v1.FetchPrefixRequest\x1a*.callforest.staging.v1.FetchPrefixResponse\"\x03\x90\x02\x01(\x01\x30\x01\x12Y\n\x05\x46\x65tch\x12#.callforest.staging.v1.FetchRequest\x1a$.callforest.staging.v1.FetchResponse\"\x03\x90\x02\x01\x30\x01\x12i\n\x0b\x44\x65leteCalls\x12).callforest.staging.v1.DeleteCallsRequest\x1a*.callforest.staging.v1.DeleteCallsResponse\"\x03\x90\x02\x02\x12o\n\rDropPartition\x12+.callforest.staging.v1.DropPartitionRequest\x1a,.callforest.staging.v1.DropPartitionResponse\"\x03\x90\x02\x02\x12T\n\x04Stat\x12\".callforest.staging.v1.StatRequest\x1a#.callforest.staging.v1.StatResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -86,48 +87,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGINGSERVICE'].methods_by_name['DropPartition']._serialized_options = b'\220\002\002'
   _globals['_STAGINGSERVICE'].methods_by_name['Stat']._loaded_options = None
   _globals['_STAGINGSERVICE'].methods_by_name['Stat']._serialized_options = b'\220\002\001'
-  _globals['_STAGEDRECEIPT']._serialized_start=318
-  _globals['_STAGEDRECEIPT']._serialized_end=455
-  _globals['_STAGEDWINNER']._serialized_start=457
-  _globals['_STAGEDWINNER']._serialized_end=579
-  _globals['_PREFIXQUERY']._serialized_start=582
-  _globals['_PREFIXQUERY']._serialized_end=763
-  _globals['_PREFIX']._serialized_start=765
-  _globals['_PREFIX']._serialized_end=889
-  _globals['_PREFIXDELTA']._serialized_start=891
-  _globals['_PREFIXDELTA']._serialized_end=958
-  _globals['_FETCHREQUEST']._serialized_start=961
-  _globals['_FETCHREQUEST']._serialized_end=1134
-  _globals['_FETCHRESPONSE']._serialized_start=1137
-  _globals['_FETCHRESPONSE']._serialized_end=1388
-  _globals['_DELETECALLSREQUEST']._serialized_start=1391
-  _globals['_DELETECALLSREQUEST']._serialized_end=1570
-  _globals['_DELETECALLSRESPONSE']._serialized_start=1572
-  _globals['_DELETECALLSRESPONSE']._serialized_end=1630
-  _globals['_DROPPARTITIONREQUEST']._serialized_start=1633
-  _globals['_DROPPARTITIONREQUEST']._serialized_end=1774
-  _globals['_DROPPARTITIONRESPONSE']._serialized_start=1776
-  _globals['_DROPPARTITIONRESPONSE']._serialized_end=1836
-  _globals['_STATREQUEST']._serialized_start=1838
-  _globals['_STATREQUEST']._serialized_end=1905
-  _globals['_STATRESPONSE']._serialized_start=1908
-  _globals['_STATRESPONSE']._serialized_end=2052
-  _globals['_STAGEREQUEST']._serialized_start=2054
-  _globals['_STAGEREQUEST']._serialized_end=2137
-  _globals['_STAGEITEM']._serialized_start=2140
-  _globals['_STAGEITEM']._serialized_end=2525
-  _globals['_STAGERESPONSE']._serialized_start=2527
-  _globals['_STAGERESPONSE']._serialized_end=2604
-  _globals['_STAGERESULT']._serialized_start=2607
-  _globals['_STAGERESULT']._serialized_end=2940
-  _globals['_FETCHPREFIXREQUEST']._serialized_start=2942
-  _globals['_FETCHPREFIXREQUEST']._serialized_end=3037
-  _globals['_FETCHPREFIXITEM']._serialized_start=3040
-  _globals['_FETCHPREFIXITEM']._serialized_end=3434
-  _globals['_FETCHPREFIXRESPONSE']._serialized_start=3436
-  _globals['_FETCHPREFIXRESPONSE']._serialized_end=3525
-  _globals['_FETCHPREFIXRESULT']._serialized_start=3528
-  _globals['_FETCHPREFIXRESULT']._serialized_end=3858
-  _globals['_STAGINGSERVICE']._serialized_start=3861
-  _globals['_STAGINGSERVICE']._serialized_end=4478
+  _globals['_STAGEDRECEIPT']._serialized_start=365
+  _globals['_STAGEDRECEIPT']._serialized_end=502
+  _globals['_STAGEDWINNER']._serialized_start=505
+  _globals['_STAGEDWINNER']._serialized_end=695
+  _globals['_PREFIXQUERY']._serialized_start=698
+  _globals['_PREFIXQUERY']._serialized_end=879
+  _globals['_PREFIX']._serialized_start=881
+  _globals['_PREFIX']._serialized_end=1005
+  _globals['_PREFIXDELTA']._serialized_start=1007
+  _globals['_PREFIXDELTA']._serialized_end=1074
+  _globals['_FETCHREQUEST']._serialized_start=1077
+  _globals['_FETCHREQUEST']._serialized_end=1291
+  _globals['_FETCHRESPONSE']._serialized_start=1294
+  _globals['_FETCHRESPONSE']._serialized_end=1545
+  _globals['_DELETECALLSREQUEST']._serialized_start=1548
+  _globals['_DELETECALLSREQUEST']._serialized_end=1727
+  _globals['_DELETECALLSRESPONSE']._serialized_start=1729
+  _globals['_DELETECALLSRESPONSE']._serialized_end=1787
+  _globals['_DROPPARTITIONREQUEST']._serialized_start=1790
+  _globals['_DROPPARTITIONREQUEST']._serialized_end=1931
+  _globals['_DROPPARTITIONRESPONSE']._serialized_start=1933
+  _globals['_DROPPARTITIONRESPONSE']._serialized_end=1993
+  _globals['_STATREQUEST']._serialized_start=1995
+  _globals['_STATREQUEST']._serialized_end=2062
+  _globals['_STATRESPONSE']._serialized_start=2065
+  _globals['_STATRESPONSE']._serialized_end=2209
+  _globals['_STAGEREQUEST']._serialized_start=2211
+  _globals['_STAGEREQUEST']._serialized_end=2294
+  _globals['_STAGEITEM']._serialized_start=2297
+  _globals['_STAGEITEM']._serialized_end=2682
+  _globals['_STAGERESPONSE']._serialized_start=2684
+  _globals['_STAGERESPONSE']._serialized_end=2761
+  _globals['_STAGERESULT']._serialized_start=2764
+  _globals['_STAGERESULT']._serialized_end=3097
+  _globals['_FETCHPREFIXREQUEST']._serialized_start=3099
+  _globals['_FETCHPREFIXREQUEST']._serialized_end=3194
+  _globals['_FETCHPREFIXITEM']._serialized_start=3197
+  _globals['_FETCHPREFIXITEM']._serialized_end=3591
+  _globals['_FETCHPREFIXRESPONSE']._serialized_start=3593
+  _globals['_FETCHPREFIXRESPONSE']._serialized_end=3682
+  _globals['_FETCHPREFIXRESULT']._serialized_start=3685
+  _globals['_FETCHPREFIXRESULT']._serialized_end=4015
+  _globals['_STAGINGSERVICE']._serialized_start=4018
+  _globals['_STAGINGSERVICE']._serialized_end=4635
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import commit_coords_pb2 as _commit_coords_pb2
 from callforest.capture.v1 import completion_pb2 as _completion_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
@@ -65,21 +66,27 @@ class StagedWinner(_message.Message):
 
     SERVED_RESPONSE_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     served_response: _builtins.bytes
     """served_response is the response staged with it, JSON bytes."""
     @_builtins.property
     def completion(self) -> _completion_pb2.Completion:
         """completion says how its generation ended."""
 
+    @_builtins.property
+    def decision(self) -> _capture_admission_pb2.CaptureDecision:
+        """decision is what was staged with it, of forest mode."""
+
     def __init__(
         self,
         *,
         served_response: _builtins.bytes = ...,
         completion: _completion_pb2.Completion | None = ...,
+        decision: _capture_admission_pb2.CaptureDecision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "served_response", b"served_response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "decision", b"decision", "served_response", b"served_response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -182,10 +189,15 @@ class FetchRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     CALL_IDS_FIELD_NUMBER: _builtins.int
+    WITHOUT_COLUMNS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the attempt."""
     capture_key: _builtins.str
     """capture_key names the attempt."""
+    without_columns: _builtins.bool
+    """without_columns leaves tokens, log-probabilities and extras out: what is left proves nothing, and is
+    enough to serve a repeat and to make its record.
+    """
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """call_ids name the calls, in the order in which they are wanted."""
@@ -196,10 +208,11 @@ class FetchRequest(_message.Message):
         tenant: _builtins.str = ...,
         capture_key: _builtins.str = ...,
         call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        without_columns: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "capture_key", b"capture_key", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "capture_key", b"capture_key", "tenant", b"tenant", "without_columns", b"without_columns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

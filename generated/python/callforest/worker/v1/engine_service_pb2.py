@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
+from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_capture_dot_v1_dot_capture__admission__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/worker/v1/engine_service.proto\x12\x14\x63\x61llforest.worker.v1\x1a\x1b\x62uf/validate/validate.proto\"\x17\n\x15\x44\x65scribeEngineRequest\"\xd0\x01\n\x16\x44\x65scribeEngineResponse\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12.\n\x13\x63ontext_token_count\x18\x03 \x01(\rR\x11\x63ontextTokenCount\x12%\n\x0eweight_version\x18\x04 \x01(\x04R\rweightVersion\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\"\xbe\x01\n\x10RunEngineRequest\x12\x37\n\x07\x63\x61ll_id\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x1b\n\tcreated_s\x18\x02 \x01(\x03R\x08\x63reatedS\x12*\n\x0c\x63hat_request\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02\x10\x02R\x0b\x63hatRequest\x12(\n\x10prefix_token_ids\x18\x04 \x01(\x0cR\x0eprefixTokenIds\"\x84\x04\n\x11RunEngineResponse\x12(\n\x10prompt_token_ids\x18\x01 \x01(\x0cR\x0epromptTokenIds\x12.\n\x13generated_token_ids\x18\x02 \x01(\x0cR\x11generatedTokenIds\x12\x1a\n\x08logprobs\x18\x03 \x01(\x0cR\x08logprobs\x12#\n\rchat_response\x18\x04 \x01(\x0cR\x0c\x63hatResponse\x12#\n\rfinish_reason\x18\x05 \x01(\tR\x0c\x66inishReason\x12\x45\n\x1freported_completion_token_count\x18\x06 \x01(\rR\x1creportedCompletionTokenCount\x12%\n\x0eweight_version\x18\x07 \x01(\x04R\rweightVersion\x12Y\n\x14weight_version_spans\x18\x08 \x03(\x0b\x32\'.callforest.worker.v1.WeightVersionSpanR\x12weightVersionSpans\x12\x1a\n\x08sampling\x18\t \x01(\x0cR\x08sampling\x12#\n\rlogprobs_mode\x18\n \x01(\tR\x0clogprobsMode\x12%\n\x0eprefix_refused\x18\x0b \x01(\tR\rprefixRefused\"x\n\x11WeightVersionSpan\x12\x1f\n\x0bstart_token\x18\x01 \x01(\rR\nstartToken\x12\x1b\n\tend_token\x18\x02 \x01(\rR\x08\x65ndToken\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion\"a\n\x12LoadWeightsRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\x12.\n\x0eweight_version\x18\x02 \x01(\x04\x42\x07\xbaH\x04\x32\x02(\x01R\rweightVersion\"<\n\x13LoadWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion2\xcd\x02\n\rEngineService\x12p\n\x0e\x44\x65scribeEngine\x12+.callforest.worker.v1.DescribeEngineRequest\x1a,.callforest.worker.v1.DescribeEngineResponse\"\x03\x90\x02\x01\x12\x61\n\tRunEngine\x12&.callforest.worker.v1.RunEngineRequest\x1a\'.callforest.worker.v1.RunEngineResponse\"\x03\x90\x02\x00\x12g\n\x0bLoadWeights\x12(.callforest.worker.v1.LoadWeightsRequest\x1a).callforest.worker.v1.LoadWeightsResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/worker/v1/engine_service.proto\x12\x14\x63\x61llforest.worker.v1\x1a\x1b\x62uf/validate/validate.proto\x1a-callforest/capture/v1/capture_admission.proto\"\x17\n\x15\x44\x65scribeEngineRequest\"\xd0\x01\n\x16\x44\x65scribeEngineResponse\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12.\n\x13\x63ontext_token_count\x18\x03 \x01(\rR\x11\x63ontextTokenCount\x12%\n\x0eweight_version\x18\x04 \x01(\x04R\rweightVersion\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\"\xa2\x03\n\x10RunEngineRequest\x12\x37\n\x07\x63\x61ll_id\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x1b\n\tcreated_s\x18\x02 \x01(\x03R\x08\x63reatedS\x12*\n\x0c\x63hat_request\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02\x10\x02R\x0b\x63hatRequest\x12(\n\x10prefix_token_ids\x18\x04 \x01(\x0cR\x0eprefixTokenIds\x12H\n\rhistory_match\x18\x05 \x01(\x0e\x32#.callforest.capture.v1.HistoryMatchR\x0chistoryMatch\x12\x97\x01\n\x11parent_chain_hash\x18\x06 \x01(\x0c\x42k\xbaHh\xba\x01\x65\n#run_engine.parent_chain_hash.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x0fparentChainHash\"\xc8\x04\n\x11RunEngineResponse\x12(\n\x10prompt_token_ids\x18\x01 \x01(\x0cR\x0epromptTokenIds\x12.\n\x13generated_token_ids\x18\x02 \x01(\x0cR\x11generatedTokenIds\x12\x1a\n\x08logprobs\x18\x03 \x01(\x0cR\x08logprobs\x12#\n\rchat_response\x18\x04 \x01(\x0cR\x0c\x63hatResponse\x12#\n\rfinish_reason\x18\x05 \x01(\tR\x0c\x66inishReason\x12\x45\n\x1freported_completion_token_count\x18\x06 \x01(\rR\x1creportedCompletionTokenCount\x12%\n\x0eweight_version\x18\x07 \x01(\x04R\rweightVersion\x12Y\n\x14weight_version_spans\x18\x08 \x03(\x0b\x32\'.callforest.worker.v1.WeightVersionSpanR\x12weightVersionSpans\x12\x1a\n\x08sampling\x18\t \x01(\x0cR\x08sampling\x12#\n\rlogprobs_mode\x18\n \x01(\tR\x0clogprobsMode\x12%\n\x0eprefix_refused\x18\x0b \x01(\tR\rprefixRefused\x12\x42\n\x08\x64\x65\x63ision\x18\x0c \x01(\x0b\x32&.callforest.capture.v1.CaptureDecisionR\x08\x64\x65\x63ision\"X\n\x14MeasureEngineRequest\x12@\n\x03run\x18\x01 \x01(\x0b\x32&.callforest.worker.v1.RunEngineRequestB\x06\xbaH\x03\xc8\x01\x01R\x03run\"\x89\x01\n\x15MeasureEngineResponse\x12,\n\x12prompt_token_count\x18\x01 \x01(\rR\x10promptTokenCount\x12\x42\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32&.callforest.capture.v1.CaptureDecisionR\x08\x64\x65\x63ision\"x\n\x11WeightVersionSpan\x12\x1f\n\x0bstart_token\x18\x01 \x01(\rR\nstartToken\x12\x1b\n\tend_token\x18\x02 \x01(\rR\x08\x65ndToken\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion\"a\n\x12LoadWeightsRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\x12.\n\x0eweight_version\x18\x02 \x01(\x04\x42\x07\xbaH\x04\x32\x02(\x01R\rweightVersion\"<\n\x13LoadWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion2\xbc\x03\n\rEngineService\x12p\n\x0e\x44\x65scribeEngine\x12+.callforest.worker.v1.DescribeEngineRequest\x1a,.callforest.worker.v1.DescribeEngineResponse\"\x03\x90\x02\x01\x12\x61\n\tRunEngine\x12&.callforest.worker.v1.RunEngineRequest\x1a\'.callforest.worker.v1.RunEngineResponse\"\x03\x90\x02\x00\x12m\n\rMeasureEngine\x12*.callforest.worker.v1.MeasureEngineRequest\x1a+.callforest.worker.v1.MeasureEngineResponse\"\x03\x90\x02\x01\x12g\n\x0bLoadWeights\x12(.callforest.worker.v1.LoadWeightsRequest\x1a).callforest.worker.v1.LoadWeightsResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNENGINEREQUEST'].fields_by_name['call_id']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_RUNENGINEREQUEST'].fields_by_name['chat_request']._loaded_options = None
   _globals['_RUNENGINEREQUEST'].fields_by_name['chat_request']._serialized_options = b'\272H\004z\002\020\002'
+  _globals['_RUNENGINEREQUEST'].fields_by_name['parent_chain_hash']._loaded_options = None
+  _globals['_RUNENGINEREQUEST'].fields_by_name['parent_chain_hash']._serialized_options = b'\272Hh\272\001e\n#run_engine.parent_chain_hash.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
+  _globals['_MEASUREENGINEREQUEST'].fields_by_name['run']._loaded_options = None
+  _globals['_MEASUREENGINEREQUEST'].fields_by_name['run']._serialized_options = b'\272H\003\310\001\001'
   _globals['_LOADWEIGHTSREQUEST'].fields_by_name['path']._loaded_options = None
   _globals['_LOADWEIGHTSREQUEST'].fields_by_name['path']._serialized_options = b'\272H\004r\002\020\001'
   _globals['_LOADWEIGHTSREQUEST'].fields_by_name['weight_version']._loaded_options = None
@@ -44,22 +49,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINESERVICE'].methods_by_name['DescribeEngine']._serialized_options = b'\220\002\001'
   _globals['_ENGINESERVICE'].methods_by_name['RunEngine']._loaded_options = None
   _globals['_ENGINESERVICE'].methods_by_name['RunEngine']._serialized_options = b'\220\002\000'
+  _globals['_ENGINESERVICE'].methods_by_name['MeasureEngine']._loaded_options = None
+  _globals['_ENGINESERVICE'].methods_by_name['MeasureEngine']._serialized_options = b'\220\002\001'
   _globals['_ENGINESERVICE'].methods_by_name['LoadWeights']._loaded_options = None
   _globals['_ENGINESERVICE'].methods_by_name['LoadWeights']._serialized_options = b'\220\002\002'
-  _globals['_DESCRIBEENGINEREQUEST']._serialized_start=96
-  _globals['_DESCRIBEENGINEREQUEST']._serialized_end=119
-  _globals['_DESCRIBEENGINERESPONSE']._serialized_start=122
-  _globals['_DESCRIBEENGINERESPONSE']._serialized_end=330
-  _globals['_RUNENGINEREQUEST']._serialized_start=333
-  _globals['_RUNENGINEREQUEST']._serialized_end=523
-  _globals['_RUNENGINERESPONSE']._serialized_start=526
-  _globals['_RUNENGINERESPONSE']._serialized_end=1042
-  _globals['_WEIGHTVERSIONSPAN']._serialized_start=1044
-  _globals['_WEIGHTVERSIONSPAN']._serialized_end=1164
-  _globals['_LOADWEIGHTSREQUEST']._serialized_start=1166
-  _globals['_LOADWEIGHTSREQUEST']._serialized_end=1263
-  _globals['_LOADWEIGHTSRESPONSE']._serialized_start=1265
-  _globals['_LOADWEIGHTSRESPONSE']._serialized_end=1325
-  _globals['_ENGINESERVICE']._serialized_start=1328
-  _globals['_ENGINESERVICE']._serialized_end=1661
+  _globals['_DESCRIBEENGINEREQUEST']._serialized_start=143
+  _globals['_DESCRIBEENGINEREQUEST']._serialized_end=166
+  _globals['_DESCRIBEENGINERESPONSE']._serialized_start=169
+  _globals['_DESCRIBEENGINERESPONSE']._serialized_end=377
+  _globals['_RUNENGINEREQUEST']._serialized_start=380
+  _globals['_RUNENGINEREQUEST']._serialized_end=798
+  _globals['_RUNENGINERESPONSE']._serialized_start=801
+  _globals['_RUNENGINERESPONSE']._serialized_end=1385
+  _globals['_MEASUREENGINEREQUEST']._serialized_start=1387
+  _globals['_MEASUREENGINEREQUEST']._serialized_end=1475
+  _globals['_MEASUREENGINERESPONSE']._serialized_start=1478
+  _globals['_MEASUREENGINERESPONSE']._serialized_end=1615
+  _globals['_WEIGHTVERSIONSPAN']._serialized_start=1617
+  _globals['_WEIGHTVERSIONSPAN']._serialized_end=1737
+  _globals['_LOADWEIGHTSREQUEST']._serialized_start=1739
+  _globals['_LOADWEIGHTSREQUEST']._serialized_end=1836
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_start=1838
+  _globals['_LOADWEIGHTSRESPONSE']._serialized_end=1898
+  _globals['_ENGINESERVICE']._serialized_start=1901
+  _globals['_ENGINESERVICE']._serialized_end=2345
 # @@protoc_insertion_point(module_scope)

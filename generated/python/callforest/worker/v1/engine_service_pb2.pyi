@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -55,7 +56,9 @@ class DescribeEngineResponse(_message.Message):
     weight_version: _builtins.int
     """weight_version is the version of the weights that serve now."""
     configuration_digest: _builtins.bytes
-    """configuration_digest is the SHA-256 over model, template and tokenizer."""
+    """configuration_digest is the SHA-256 over model, template, tokenizer, processor and the server's own
+    defaults of rendering.
+    """
     def __init__(
         self,
         *,
@@ -83,6 +86,8 @@ class RunEngineRequest(_message.Message):
     CREATED_S_FIELD_NUMBER: _builtins.int
     CHAT_REQUEST_FIELD_NUMBER: _builtins.int
     PREFIX_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    HISTORY_MATCH_FIELD_NUMBER: _builtins.int
+    PARENT_CHAIN_HASH_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call; the response's id derives from it."""
     created_s: _builtins.int
@@ -93,6 +98,12 @@ class RunEngineRequest(_message.Message):
     """prefix_token_ids are the exact tokens that must head the prompt, little-endian 32-bit words; empty
     for a root.
     """
+    history_match: _capture_admission_pb2.HistoryMatch.ValueType
+    """history_match says in which sense the request's history is that of the prefix; unspecified in chain
+    mode. Where it is given, the engine decides by itself whether the prefix heads the prompt.
+    """
+    parent_chain_hash: _builtins.bytes
+    """parent_chain_hash is the chain hash of the prefix, 32 bytes; empty in chain mode."""
     def __init__(
         self,
         *,
@@ -100,10 +111,12 @@ class RunEngineRequest(_message.Message):
         created_s: _builtins.int = ...,
         chat_request: _builtins.bytes = ...,
         prefix_token_ids: _builtins.bytes = ...,
+        history_match: _capture_admission_pb2.HistoryMatch.ValueType = ...,
+        parent_chain_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "chat_request", b"chat_request", "created_s", b"created_s", "prefix_token_ids", b"prefix_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "chat_request", b"chat_request", "created_s", b"created_s", "history_match", b"history_match", "parent_chain_hash", b"parent_chain_hash", "prefix_token_ids", b"prefix_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,6 +139,7 @@ class RunEngineResponse(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
     PREFIX_REFUSED_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     prompt_token_ids: _builtins.bytes
     """prompt_token_ids are the prompt as the model saw it, little-endian 32-bit words."""
     generated_token_ids: _builtins.bytes
@@ -154,6 +168,10 @@ class RunEngineResponse(_message.Message):
     def weight_version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightVersionSpan]:
         """weight_version_spans are the versions that sampled, in order."""
 
+    @_builtins.property
+    def decision(self) -> _capture_admission_pb2.CaptureDecision:
+        """decision is what became of the prefix; only where history_match was given."""
+
     def __init__(
         self,
         *,
@@ -168,14 +186,67 @@ class RunEngineResponse(_message.Message):
         sampling: _builtins.bytes = ...,
         logprobs_mode: _builtins.str = ...,
         prefix_refused: _builtins.str = ...,
+        decision: _capture_admission_pb2.CaptureDecision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_response", b"chat_response", "finish_reason", b"finish_reason", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "prefix_refused", b"prefix_refused", "prompt_token_ids", b"prompt_token_ids", "reported_completion_token_count", b"reported_completion_token_count", "sampling", b"sampling", "weight_version", b"weight_version", "weight_version_spans", b"weight_version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_response", b"chat_response", "decision", b"decision", "finish_reason", b"finish_reason", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "prefix_refused", b"prefix_refused", "prompt_token_ids", b"prompt_token_ids", "reported_completion_token_count", b"reported_completion_token_count", "sampling", b"sampling", "weight_version", b"weight_version", "weight_version_spans", b"weight_version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunEngineResponse: _TypeAlias = RunEngineResponse  # noqa: Y015
+
+@_typing.final
+class MeasureEngineRequest(_message.Message):
+    """MeasureEngineRequest is a generation that will not be made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run(self) -> Global___RunEngineRequest:
+        """run is the request that the generation would have."""
+
+    def __init__(
+        self,
+        *,
+        run: Global___RunEngineRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureEngineRequest: _TypeAlias = MeasureEngineRequest  # noqa: Y015
+
+@_typing.final
+class MeasureEngineResponse(_message.Message):
+    """MeasureEngineResponse is the size of its prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    prompt_token_count: _builtins.int
+    """prompt_token_count is the number of tokens that the model would see."""
+    @_builtins.property
+    def decision(self) -> _capture_admission_pb2.CaptureDecision:
+        """decision is what would become of the prefix; only where history_match was given."""
+
+    def __init__(
+        self,
+        *,
+        prompt_token_count: _builtins.int = ...,
+        decision: _capture_admission_pb2.CaptureDecision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "prompt_token_count", b"prompt_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureEngineResponse: _TypeAlias = MeasureEngineResponse  # noqa: Y015
 
 @_typing.final
 class WeightVersionSpan(_message.Message):

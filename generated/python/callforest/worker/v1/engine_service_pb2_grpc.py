@@ -46,6 +46,11 @@ class EngineServiceStub:
                 request_serializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.RunEngineRequest.SerializeToString,
                 response_deserializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.RunEngineResponse.FromString,
                 _registered_method=True)
+        self.MeasureEngine = channel.unary_unary(
+                '/callforest.worker.v1.EngineService/MeasureEngine',
+                request_serializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.MeasureEngineRequest.SerializeToString,
+                response_deserializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.MeasureEngineResponse.FromString,
+                _registered_method=True)
         self.LoadWeights = channel.unary_unary(
                 '/callforest.worker.v1.EngineService/LoadWeights',
                 request_serializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.LoadWeightsRequest.SerializeToString,
@@ -72,6 +77,14 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureEngine(self, request, context):
+        """MeasureEngine prepares a prompt as RunEngine does, and counts its tokens; nothing is generated, and
+        nothing stays. Reasons: REQUEST_REFUSED, ENGINE_UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadWeights(self, request, context):
         """LoadWeights loads new weights and drops what was cached of the old ones. Running generations go on.
         Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
@@ -92,6 +105,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.RunEngine,
                     request_deserializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.RunEngineRequest.FromString,
                     response_serializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.RunEngineResponse.SerializeToString,
+            ),
+            'MeasureEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.MeasureEngine,
+                    request_deserializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.MeasureEngineRequest.FromString,
+                    response_serializer=callforest_dot_worker_dot_v1_dot_engine__service__pb2.MeasureEngineResponse.SerializeToString,
             ),
             'LoadWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadWeights,
@@ -155,6 +173,33 @@ class EngineService:
             '/callforest.worker.v1.EngineService/RunEngine',
             callforest_dot_worker_dot_v1_dot_engine__service__pb2.RunEngineRequest.SerializeToString,
             callforest_dot_worker_dot_v1_dot_engine__service__pb2.RunEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callforest.worker.v1.EngineService/MeasureEngine',
+            callforest_dot_worker_dot_v1_dot_engine__service__pb2.MeasureEngineRequest.SerializeToString,
+            callforest_dot_worker_dot_v1_dot_engine__service__pb2.MeasureEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,10 @@ class EngineServiceStub:
     """DescribeEngine answers when the engine can generate. Reasons: ENGINE_UNAVAILABLE."""
     RunEngine: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.RunEngineRequest, _engine_service_pb2.RunEngineResponse]
     """RunEngine generates one response. Reasons: REQUEST_REFUSED, ENGINE_UNAVAILABLE."""
+    MeasureEngine: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.MeasureEngineRequest, _engine_service_pb2.MeasureEngineResponse]
+    """MeasureEngine prepares a prompt as RunEngine does, and counts its tokens; nothing is generated, and
+    nothing stays. Reasons: REQUEST_REFUSED, ENGINE_UNAVAILABLE.
+    """
     LoadWeights: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.LoadWeightsRequest, _engine_service_pb2.LoadWeightsResponse]
     """LoadWeights loads new weights and drops what was cached of the old ones. Running generations go on.
     Reasons: WEIGHT_VERSION_STALE, ENGINE_UNAVAILABLE.
@@ -47,6 +51,16 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_engine_service_pb2.RunEngineRequest, _abc.Awaitable[_engine_service_pb2.RunEngineResponse]],
     ) -> _abc.Awaitable[_engine_service_pb2.RunEngineResponse]:
         """RunEngine generates one response. Reasons: REQUEST_REFUSED, ENGINE_UNAVAILABLE."""
+
+    @_abc_1.abstractmethod
+    def MeasureEngine(
+        self,
+        request: _engine_service_pb2.MeasureEngineRequest,
+        context: _aio.ServicerContext[_engine_service_pb2.MeasureEngineRequest, _abc.Awaitable[_engine_service_pb2.MeasureEngineResponse]],
+    ) -> _abc.Awaitable[_engine_service_pb2.MeasureEngineResponse]:
+        """MeasureEngine prepares a prompt as RunEngine does, and counts its tokens; nothing is generated, and
+        nothing stays. Reasons: REQUEST_REFUSED, ENGINE_UNAVAILABLE.
+        """
 
     @_abc_1.abstractmethod
     def LoadWeights(

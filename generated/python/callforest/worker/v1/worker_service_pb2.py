@@ -32,7 +32,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/worker/v1/worker_service.proto\x12\x14\x63\x61llforest.worker.v1\x1a\x1b\x62uf/validate/validate.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xc5\x02\n\x0cGenerateCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x43\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\ncreateTime\x12/\n\x0c\x63hat_request\x18\x04 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x02\x18\x80\x80\x80\x10R\x0b\x63hatRequest\x12\x45\n\tadmission\x18\x05 \x01(\x0b\x32\'.callforest.capture.v1.CaptureAdmissionR\tadmission\"\xa6\x02\n\rGeneratedCall\x12#\n\rchat_response\x18\x01 \x01(\x0cR\x0c\x63hatResponse\x12\x41\n\ncompletion\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CompletionR\ncompletion\x12=\n\x06staged\x18\x03 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsH\x00R\x06staged\x12>\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32$.callforest.worker.v1.CaptureFailureH\x00R\x06\x66\x61iled\x12#\n\rgeneration_us\x18\x05 \x01(\rR\x0cgenerationUsB\t\n\x07\x63\x61pture\"@\n\x0e\x43\x61ptureFailure\x12\x16\n\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n\x06\x64\x65tail\x18\x02 \x01(\tR\x06\x64\x65tail\"\x11\n\x0f\x44\x65scribeRequest\"\xca\x01\n\x10\x44\x65scribeResponse\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12.\n\x13\x63ontext_token_count\x18\x03 \x01(\rR\x11\x63ontextTokenCount\x12%\n\x0eweight_version\x18\x04 \x01(\x04R\rweightVersion\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\"\x87\x01\n\x14UpdateWeightsRequest\x12\x1e\n\x04path\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80 R\x04path\x12.\n\x0eweight_version\x18\x02 \x01(\x04\x42\x07\xbaH\x04\x32\x02(\x01R\rweightVersion\x12\x1f\n\x06sha256\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06sha256\">\n\x15UpdateWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion\"X\n\x0fGenerateRequest\x12\x45\n\x05items\x18\x01 \x03(\x0b\x32\".callforest.worker.v1.GenerateItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x85\x03\n\x0cGenerateItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12\x38\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\".callforest.worker.v1.GenerateCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"R\n\x10GenerateResponse\x12>\n\x07results\x18\x01 \x03(\x0b\x32$.callforest.worker.v1.GenerateResultR\x07results\"\xd3\x02\n\x0eGenerateResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x43\n\tgenerated\x18\x02 \x01(\x0b\x32#.callforest.worker.v1.GeneratedCallH\x00R\tgenerated\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xc2\x02\n\rWorkerService\x12\x62\n\x08Generate\x12%.callforest.worker.v1.GenerateRequest\x1a&.callforest.worker.v1.GenerateResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12^\n\x08\x44\x65scribe\x12%.callforest.worker.v1.DescribeRequest\x1a&.callforest.worker.v1.DescribeResponse\"\x03\x90\x02\x01\x12m\n\rUpdateWeights\x12*.callforest.worker.v1.UpdateWeightsRequest\x1a+.callforest.worker.v1.UpdateWeightsResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/worker/v1/worker_service.proto\x12\x14\x63\x61llforest.worker.v1\x1a\x1b\x62uf/validate/validate.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a)callforest/capture/v1/commit_coords.proto\x1a&callforest/capture/v1/completion.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xec\x03\n\x0cGenerateCall\x12?\n\x0b\x63\x61pture_key\x18\x01 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x37\n\x07\x63\x61ll_id\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x06\x63\x61llId\x12\x43\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\ncreateTime\x12/\n\x0c\x63hat_request\x18\x04 \x01(\x0c\x42\x0c\xbaH\tz\x07\x10\x02\x18\x80\x80\x80\x10R\x0b\x63hatRequest\x12\x45\n\tadmission\x18\x05 \x01(\x0b\x32\'.callforest.capture.v1.CaptureAdmissionR\tadmission\x12\xa4\x01\n\x14\x63onfiguration_digest\x18\x06 \x01(\x0c\x42q\xbaHn\xba\x01k\n)generate_call.configuration_digest.length\x12\x19must be 32 bytes or empty\x1a#size(this) == 0 || size(this) == 32R\x13\x63onfigurationDigest\"\xea\x02\n\rGeneratedCall\x12#\n\rchat_response\x18\x01 \x01(\x0cR\x0c\x63hatResponse\x12\x41\n\ncompletion\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CompletionR\ncompletion\x12=\n\x06staged\x18\x03 \x01(\x0b\x32#.callforest.capture.v1.CommitCoordsH\x00R\x06staged\x12>\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32$.callforest.worker.v1.CaptureFailureH\x00R\x06\x66\x61iled\x12#\n\rgeneration_us\x18\x05 \x01(\rR\x0cgenerationUs\x12\x42\n\x08\x64\x65\x63ision\x18\x06 \x01(\x0b\x32&.callforest.capture.v1.CaptureDecisionR\x08\x64\x65\x63isionB\t\n\x07\x63\x61pture\"\x80\x01\n\x0cMeasuredCall\x12,\n\x12prompt_token_count\x18\x01 \x01(\rR\x10promptTokenCount\x12\x42\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32&.callforest.capture.v1.CaptureDecisionR\x08\x64\x65\x63ision\"@\n\x0e\x43\x61ptureFailure\x12\x16\n\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n\x06\x64\x65tail\x18\x02 \x01(\tR\x06\x64\x65tail\"\x11\n\x0f\x44\x65scribeRequest\"\xca\x01\n\x10\x44\x65scribeResponse\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\x12.\n\x13\x63ontext_token_count\x18\x03 \x01(\rR\x11\x63ontextTokenCount\x12%\n\x0eweight_version\x18\x04 \x01(\x04R\rweightVersion\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\"\x87\x01\n\x14UpdateWeightsRequest\x12\x1e\n\x04path\x18\x01 \x01(\tB\n\xbaH\x07r\x05\x10\x01\x18\x80 R\x04path\x12.\n\x0eweight_version\x18\x02 \x01(\x04\x42\x07\xbaH\x04\x32\x02(\x01R\rweightVersion\x12\x1f\n\x06sha256\x18\x03 \x01(\x0c\x42\x07\xbaH\x04z\x02h R\x06sha256\">\n\x15UpdateWeightsResponse\x12%\n\x0eweight_version\x18\x01 \x01(\x04R\rweightVersion\"X\n\x0fGenerateRequest\x12\x45\n\x05items\x18\x01 \x03(\x0b\x32\".callforest.worker.v1.GenerateItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x85\x03\n\x0cGenerateItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12\x38\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\".callforest.worker.v1.GenerateCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"R\n\x10GenerateResponse\x12>\n\x07results\x18\x01 \x03(\x0b\x32$.callforest.worker.v1.GenerateResultR\x07results\"\xd3\x02\n\x0eGenerateResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x43\n\tgenerated\x18\x02 \x01(\x0b\x32#.callforest.worker.v1.GeneratedCallH\x00R\tgenerated\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome\"V\n\x0eMeasureRequest\x12\x44\n\x05items\x18\x01 \x03(\x0b\x32!.callforest.worker.v1.MeasureItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x84\x03\n\x0bMeasureItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12\x38\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\".callforest.worker.v1.GenerateCallH\x00R\x04\x63\x61ll\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"P\n\x0fMeasureResponse\x12=\n\x07results\x18\x01 \x03(\x0b\x32#.callforest.worker.v1.MeasureResultR\x07results\"\xcf\x02\n\rMeasureResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12@\n\x08measured\x18\x02 \x01(\x0b\x32\".callforest.worker.v1.MeasuredCallH\x00R\x08measured\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xa3\x03\n\rWorkerService\x12\x62\n\x08Generate\x12%.callforest.worker.v1.GenerateRequest\x1a&.callforest.worker.v1.GenerateResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12_\n\x07Measure\x12$.callforest.worker.v1.MeasureRequest\x1a%.callforest.worker.v1.MeasureResponse\"\x03\x90\x02\x01(\x01\x30\x01\x12^\n\x08\x44\x65scribe\x12%.callforest.worker.v1.DescribeRequest\x1a&.callforest.worker.v1.DescribeResponse\"\x03\x90\x02\x01\x12m\n\rUpdateWeights\x12*.callforest.worker.v1.UpdateWeightsRequest\x1a+.callforest.worker.v1.UpdateWeightsResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,6 +47,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATECALL'].fields_by_name['create_time']._serialized_options = b'\272H\003\310\001\001'
   _globals['_GENERATECALL'].fields_by_name['chat_request']._loaded_options = None
   _globals['_GENERATECALL'].fields_by_name['chat_request']._serialized_options = b'\272H\tz\007\020\002\030\200\200\200\020'
+  _globals['_GENERATECALL'].fields_by_name['configuration_digest']._loaded_options = None
+  _globals['_GENERATECALL'].fields_by_name['configuration_digest']._serialized_options = b'\272Hn\272\001k\n)generate_call.configuration_digest.length\022\031must be 32 bytes or empty\032#size(this) == 0 || size(this) == 32'
   _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['path']._loaded_options = None
   _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['path']._serialized_options = b'\272H\007r\005\020\001\030\200 '
   _globals['_UPDATEWEIGHTSREQUEST'].fields_by_name['weight_version']._loaded_options = None
@@ -59,34 +61,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEITEM'].oneofs_by_name['body']._serialized_options = b'\272H\002\010\001'
   _globals['_GENERATEITEM'].fields_by_name['context']._loaded_options = None
   _globals['_GENERATEITEM'].fields_by_name['context']._serialized_options = b'\272H\003\310\001\001'
+  _globals['_MEASUREREQUEST'].fields_by_name['items']._loaded_options = None
+  _globals['_MEASUREREQUEST'].fields_by_name['items']._serialized_options = b'\272H\010\222\001\005\010\001\020\200\002'
+  _globals['_MEASUREITEM'].oneofs_by_name['body']._loaded_options = None
+  _globals['_MEASUREITEM'].oneofs_by_name['body']._serialized_options = b'\272H\002\010\001'
+  _globals['_MEASUREITEM'].fields_by_name['context']._loaded_options = None
+  _globals['_MEASUREITEM'].fields_by_name['context']._serialized_options = b'\272H\003\310\001\001'
   _globals['_WORKERSERVICE'].methods_by_name['Generate']._loaded_options = None
   _globals['_WORKERSERVICE'].methods_by_name['Generate']._serialized_options = b'\220\002\002'
+  _globals['_WORKERSERVICE'].methods_by_name['Measure']._loaded_options = None
+  _globals['_WORKERSERVICE'].methods_by_name['Measure']._serialized_options = b'\220\002\001'
   _globals['_WORKERSERVICE'].methods_by_name['Describe']._loaded_options = None
   _globals['_WORKERSERVICE'].methods_by_name['Describe']._serialized_options = b'\220\002\001'
   _globals['_WORKERSERVICE'].methods_by_name['UpdateWeights']._loaded_options = None
   _globals['_WORKERSERVICE'].methods_by_name['UpdateWeights']._serialized_options = b'\220\002\002'
   _globals['_GENERATECALL']._serialized_start=354
-  _globals['_GENERATECALL']._serialized_end=679
-  _globals['_GENERATEDCALL']._serialized_start=682
-  _globals['_GENERATEDCALL']._serialized_end=976
-  _globals['_CAPTUREFAILURE']._serialized_start=978
-  _globals['_CAPTUREFAILURE']._serialized_end=1042
-  _globals['_DESCRIBEREQUEST']._serialized_start=1044
-  _globals['_DESCRIBEREQUEST']._serialized_end=1061
-  _globals['_DESCRIBERESPONSE']._serialized_start=1064
-  _globals['_DESCRIBERESPONSE']._serialized_end=1266
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=1269
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=1404
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1406
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1468
-  _globals['_GENERATEREQUEST']._serialized_start=1470
-  _globals['_GENERATEREQUEST']._serialized_end=1558
-  _globals['_GENERATEITEM']._serialized_start=1561
-  _globals['_GENERATEITEM']._serialized_end=1950
-  _globals['_GENERATERESPONSE']._serialized_start=1952
-  _globals['_GENERATERESPONSE']._serialized_end=2034
-  _globals['_GENERATERESULT']._serialized_start=2037
-  _globals['_GENERATERESULT']._serialized_end=2376
-  _globals['_WORKERSERVICE']._serialized_start=2379
-  _globals['_WORKERSERVICE']._serialized_end=2701
+  _globals['_GENERATECALL']._serialized_end=846
+  _globals['_GENERATEDCALL']._serialized_start=849
+  _globals['_GENERATEDCALL']._serialized_end=1211
+  _globals['_MEASUREDCALL']._serialized_start=1214
+  _globals['_MEASUREDCALL']._serialized_end=1342
+  _globals['_CAPTUREFAILURE']._serialized_start=1344
+  _globals['_CAPTUREFAILURE']._serialized_end=1408
+  _globals['_DESCRIBEREQUEST']._serialized_start=1410
+  _globals['_DESCRIBEREQUEST']._serialized_end=1427
+  _globals['_DESCRIBERESPONSE']._serialized_start=1430
+  _globals['_DESCRIBERESPONSE']._serialized_end=1632
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=1635
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=1770
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1772
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1834
+  _globals['_GENERATEREQUEST']._serialized_start=1836
+  _globals['_GENERATEREQUEST']._serialized_end=1924
+  _globals['_GENERATEITEM']._serialized_start=1927
+  _globals['_GENERATEITEM']._serialized_end=2316
+  _globals['_GENERATERESPONSE']._serialized_start=2318
+  _globals['_GENERATERESPONSE']._serialized_end=2400
+  _globals['_GENERATERESULT']._serialized_start=2403
+  _globals['_GENERATERESULT']._serialized_end=2742
+  _globals['_MEASUREREQUEST']._serialized_start=2744
+  _globals['_MEASUREREQUEST']._serialized_end=2830
+  _globals['_MEASUREITEM']._serialized_start=2833
+  _globals['_MEASUREITEM']._serialized_end=3221
+  _globals['_MEASURERESPONSE']._serialized_start=3223
+  _globals['_MEASURERESPONSE']._serialized_end=3303
+  _globals['_MEASURERESULT']._serialized_start=3306
+  _globals['_MEASURERESULT']._serialized_end=3641
+  _globals['_WORKERSERVICE']._serialized_start=3644
+  _globals['_WORKERSERVICE']._serialized_end=4063
 # @@protoc_insertion_point(module_scope)

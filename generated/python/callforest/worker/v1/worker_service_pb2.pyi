@@ -36,12 +36,17 @@ class GenerateCall(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     CHAT_REQUEST_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
     """call_id names the call; the response's id derives from it."""
     chat_request: _builtins.bytes
     """chat_request is a Chat Completions request, JSON bytes, not streamed, with one choice."""
+    configuration_digest: _builtins.bytes
+    """configuration_digest is the engine's, as the gateway bound the attempt to it; an engine with another
+    refuses the call. Empty when it is not bound.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """create_time is written into the response."""
@@ -58,10 +63,11 @@ class GenerateCall(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         chat_request: _builtins.bytes = ...,
         admission: _capture_admission_pb2.CaptureAdmission | None = ...,
+        configuration_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "call_id", b"call_id", "capture_key", b"capture_key", "chat_request", b"chat_request", "create_time", b"create_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "call_id", b"call_id", "capture_key", b"capture_key", "chat_request", b"chat_request", "configuration_digest", b"configuration_digest", "create_time", b"create_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -78,6 +84,7 @@ class GeneratedCall(_message.Message):
     STAGED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     GENERATION_US_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
     chat_response: _builtins.bytes
     """chat_response is the Chat Completions response to serve, JSON bytes without token material."""
     generation_us: _builtins.int
@@ -96,6 +103,10 @@ class GeneratedCall(_message.Message):
     def failed(self) -> Global___CaptureFailure:
         """failed says why nothing was staged."""
 
+    @_builtins.property
+    def decision(self) -> _capture_admission_pb2.CaptureDecision:
+        """decision is what became of the admitted predecessor; only in forest mode."""
+
     def __init__(
         self,
         *,
@@ -104,16 +115,45 @@ class GeneratedCall(_message.Message):
         staged: _commit_coords_pb2.CommitCoords | None = ...,
         failed: Global___CaptureFailure | None = ...,
         generation_us: _builtins.int = ...,
+        decision: _capture_admission_pb2.CaptureDecision | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "completion", b"completion", "failed", b"failed", "staged", b"staged"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "completion", b"completion", "decision", b"decision", "failed", b"failed", "staged", b"staged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "chat_response", b"chat_response", "completion", b"completion", "failed", b"failed", "generation_us", b"generation_us", "staged", b"staged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "chat_response", b"chat_response", "completion", b"completion", "decision", b"decision", "failed", b"failed", "generation_us", b"generation_us", "staged", b"staged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_capture: _TypeAlias = _typing.Literal["staged", "failed"]  # noqa: Y015
     _WhichOneofArgType_capture: _TypeAlias = _typing.Literal["capture", b"capture"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_capture) -> _WhichOneofReturnType_capture | None: ...
 
 Global___GeneratedCall: _TypeAlias = GeneratedCall  # noqa: Y015
+
+@_typing.final
+class MeasuredCall(_message.Message):
+    """MeasuredCall is the size of a call that was not made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    prompt_token_count: _builtins.int
+    """prompt_token_count is the number of tokens that the engine would be given."""
+    @_builtins.property
+    def decision(self) -> _capture_admission_pb2.CaptureDecision:
+        """decision is what would become of the predecessor; only in forest mode."""
+
+    def __init__(
+        self,
+        *,
+        prompt_token_count: _builtins.int = ...,
+        decision: _capture_admission_pb2.CaptureDecision | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "prompt_token_count", b"prompt_token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredCall: _TypeAlias = MeasuredCall  # noqa: Y015
 
 @_typing.final
 class CaptureFailure(_message.Message):
@@ -405,3 +445,161 @@ class GenerateResult(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___GenerateResult: _TypeAlias = GenerateResult  # noqa: Y015
+
+@_typing.final
+class MeasureRequest(_message.Message):
+    """MeasureRequest carries many items; each is answered by one result, in any order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasureItem]:
+        """items are independent of each other."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___MeasureItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
+
+@_typing.final
+class MeasureItem(_message.Message):
+    """MeasureItem is one item, or one frame of a large one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> _item_pb2.ItemContext:
+        """context identifies the item; every frame of a large item repeats it."""
+
+    @_builtins.property
+    def call(self) -> Global___GenerateCall:
+        """call is the call that would be generated."""
+
+    @_builtins.property
+    def cancel(self) -> _item_pb2.ItemCancel:
+        """cancel ends the item."""
+
+    @_builtins.property
+    def begin(self) -> _frame_pb2.FrameBegin:
+        """begin announces a large call."""
+
+    @_builtins.property
+    def chunk(self) -> _frame_pb2.FrameChunk:
+        """chunk is a part of it."""
+
+    @_builtins.property
+    def end(self) -> _frame_pb2.FrameEnd:
+        """end closes it."""
+
+    def __init__(
+        self,
+        *,
+        context: _item_pb2.ItemContext | None = ...,
+        call: Global___GenerateCall | None = ...,
+        cancel: _item_pb2.ItemCancel | None = ...,
+        begin: _frame_pb2.FrameBegin | None = ...,
+        chunk: _frame_pb2.FrameChunk | None = ...,
+        end: _frame_pb2.FrameEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "call", b"call", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "call", b"call", "cancel", b"cancel", "chunk", b"chunk", "context", b"context", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["call", "cancel", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___MeasureItem: _TypeAlias = MeasureItem  # noqa: Y015
+
+@_typing.final
+class MeasureResponse(_message.Message):
+    """MeasureResponse carries the results that were ready together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasureResult]:
+        """results are in the order in which the items were done."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___MeasureResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureResponse: _TypeAlias = MeasureResponse  # noqa: Y015
+
+@_typing.final
+class MeasureResult(_message.Message):
+    """MeasureResult is the result of one item, or one frame of a large one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """sequence is the item's."""
+    @_builtins.property
+    def measured(self) -> Global___MeasuredCall:
+        """measured is its size."""
+
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """error says why the item failed; the stream goes on."""
+
+    @_builtins.property
+    def begin(self) -> _frame_pb2.FrameBegin:
+        """begin announces a large measured."""
+
+    @_builtins.property
+    def chunk(self) -> _frame_pb2.FrameChunk:
+        """chunk is a part of it."""
+
+    @_builtins.property
+    def end(self) -> _frame_pb2.FrameEnd:
+        """end closes it."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        measured: Global___MeasuredCall | None = ...,
+        error: _status_pb2.Status | None = ...,
+        begin: _frame_pb2.FrameBegin | None = ...,
+        chunk: _frame_pb2.FrameChunk | None = ...,
+        end: _frame_pb2.FrameEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "chunk", b"chunk", "end", b"end", "error", b"error", "measured", b"measured", "outcome", b"outcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "chunk", b"chunk", "end", b"end", "error", b"error", "measured", b"measured", "outcome", b"outcome", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["measured", "error", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___MeasureResult: _TypeAlias = MeasureResult  # noqa: Y015

@@ -40,6 +40,11 @@ class WorkerServiceStub:
                 request_serializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Measure = channel.stream_stream(
+                '/callforest.worker.v1.WorkerService/Measure',
+                request_serializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.MeasureResponse.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/callforest.worker.v1.WorkerService/Describe',
                 request_serializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.DescribeRequest.SerializeToString,
@@ -60,7 +65,15 @@ class WorkerServiceServicer:
         """Generate runs calls. A result comes when the call is generated and staged, or when its capture
         failed; a failed capture never fails the generation. A repeat under the same call_id may sample
         again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
-        ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+        CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Measure(self, request_iterator, context):
+        """Measure says how many prompt tokens calls would have. It renders, decides and splices as Generate
+        does, and generates, stages and keeps nothing. Reasons: as Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,6 +104,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.GenerateRequest.FromString,
                     response_serializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Measure': grpc.stream_stream_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.MeasureRequest.FromString,
+                    response_serializer=callforest_dot_worker_dot_v1_dot_worker__service__pb2.MeasureResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -131,6 +149,33 @@ class WorkerService:
             '/callforest.worker.v1.WorkerService/Generate',
             callforest_dot_worker_dot_v1_dot_worker__service__pb2.GenerateRequest.SerializeToString,
             callforest_dot_worker_dot_v1_dot_worker__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/callforest.worker.v1.WorkerService/Measure',
+            callforest_dot_worker_dot_v1_dot_worker__service__pb2.MeasureRequest.SerializeToString,
+            callforest_dot_worker_dot_v1_dot_worker__service__pb2.MeasureResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,7 +20,11 @@ class WorkerServiceStub:
     """Generate runs calls. A result comes when the call is generated and staged, or when its capture
     failed; a failed capture never fails the generation. A repeat under the same call_id may sample
     again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
-    ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+    CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+    """
+    Measure: _aio.StreamStreamMultiCallable[_worker_service_pb2.MeasureRequest, _worker_service_pb2.MeasureResponse]
+    """Measure says how many prompt tokens calls would have. It renders, decides and splices as Generate
+    does, and generates, stages and keeps nothing. Reasons: as Generate.
     """
     Describe: _aio.UnaryUnaryMultiCallable[_worker_service_pb2.DescribeRequest, _worker_service_pb2.DescribeResponse]
     """Describe says what the engine is and which weights serve. Reasons: ENGINE_UNAVAILABLE."""
@@ -44,7 +48,17 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Generate runs calls. A result comes when the call is generated and staged, or when its capture
         failed; a failed capture never fails the generation. A repeat under the same call_id may sample
         again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
-        ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+        CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+        """
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request_iterator: _abc.AsyncIterator[_worker_service_pb2.MeasureRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_worker_service_pb2.MeasureRequest], _abc.AsyncIterator[_worker_service_pb2.MeasureResponse]],
+    ) -> _abc.AsyncIterator[_worker_service_pb2.MeasureResponse]:
+        """Measure says how many prompt tokens calls would have. It renders, decides and splices as Generate
+        does, and generates, stages and keeps nothing. Reasons: as Generate.
         """
 
     @_abc_1.abstractmethod

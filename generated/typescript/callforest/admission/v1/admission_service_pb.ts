@@ -5,7 +5,7 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
-import type { Attempt, CallIntent } from "../../capture/v1/attempt_pb.js";
+import type { Attempt, CallIntent, CaptureMode } from "../../capture/v1/attempt_pb.js";
 import { file_callforest_capture_v1_attempt } from "../../capture/v1/attempt_pb.js";
 import type { Verdict } from "../../capture/v1/capture_admission_pb.js";
 import { file_callforest_capture_v1_capture_admission } from "../../capture/v1/capture_admission_pb.js";
@@ -21,7 +21,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/admission/v1/admission_service.proto.
  */
 export const file_callforest_admission_v1_admission_service: GenFile = /*@__PURE__*/
-  fileDesc("Ci9jYWxsZm9yZXN0L2FkbWlzc2lvbi92MS9hZG1pc3Npb25fc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5hZG1pc3Npb24udjEilwIKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQStAEKCnJvbGxvdXRfaWQYAiABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQEiRgoTT3BlbkF0dGVtcHRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQieAoTQ2xvc2VBdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJHChRDbG9zZUF0dGVtcHRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQiWAoRQWRtaXRDYWxsc1JlcXVlc3QSQwoFaXRlbXMYASADKAsyJy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5BZG1pdENhbGxzSXRlbUILukgIkgEFCAEQgAIi3gIKDkFkbWl0Q2FsbHNJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARIzCgZpbnRlbnQYAiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbEludGVudEgAEjMKBmNhbmNlbBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ2FuY2VsSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEINCgRib2R5EgW6SAIIASJQChJBZG1pdENhbGxzUmVzcG9uc2USOgoHcmVzdWx0cxgBIAMoCzIpLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkFkbWl0Q2FsbHNSZXN1bHQinwIKEEFkbWl0Q2FsbHNSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSMQoHdmVyZGljdBgCIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5WZXJkaWN0SAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCCQoHb3V0Y29tZTLjAgoQQWRtaXNzaW9uU2VydmljZRJtCgtPcGVuQXR0ZW1wdBIrLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLk9wZW5BdHRlbXB0UmVxdWVzdBosLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLk9wZW5BdHRlbXB0UmVzcG9uc2UiA5ACAhJuCgpBZG1pdENhbGxzEiouY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQWRtaXRDYWxsc1JlcXVlc3QaKy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5BZG1pdENhbGxzUmVzcG9uc2UiA5ACAigBMAEScAoMQ2xvc2VBdHRlbXB0EiwuY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQ2xvc2VBdHRlbXB0UmVxdWVzdBotLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkNsb3NlQXR0ZW1wdFJlc3BvbnNlIgOQAgJiBnByb3RvMw", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
+  fileDesc("Ci9jYWxsZm9yZXN0L2FkbWlzc2lvbi92MS9hZG1pc3Npb25fc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5hZG1pc3Npb24udjEiyQIKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQStAEKCnJvbGxvdXRfaWQYAiABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQESMAoEbW9kZRgEIAEoDjIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlTW9kZSJGChNPcGVuQXR0ZW1wdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdCJ5Cg5NZWFzdXJlUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSOQoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRCBrpIA8gBASJCCg9NZWFzdXJlUmVzcG9uc2USLwoHdmVyZGljdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5WZXJkaWN0IngKE0Nsb3NlQXR0ZW1wdFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiRwoUQ2xvc2VBdHRlbXB0UmVzcG9uc2USLwoHYXR0ZW1wdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5BdHRlbXB0IlgKEUFkbWl0Q2FsbHNSZXF1ZXN0EkMKBWl0ZW1zGAEgAygLMicuY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQWRtaXRDYWxsc0l0ZW1CC7pICJIBBQgBEIACIt4CCg5BZG1pdENhbGxzSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMwoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiUAoSQWRtaXRDYWxsc1Jlc3BvbnNlEjoKB3Jlc3VsdHMYASADKAsyKS5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5BZG1pdENhbGxzUmVzdWx0Ip8CChBBZG1pdENhbGxzUmVzdWx0EhAKCHNlcXVlbmNlGAEgASgEEjEKB3ZlcmRpY3QYAiABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUyxgMKEEFkbWlzc2lvblNlcnZpY2USbQoLT3BlbkF0dGVtcHQSKy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5PcGVuQXR0ZW1wdFJlcXVlc3QaLC5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5PcGVuQXR0ZW1wdFJlc3BvbnNlIgOQAgISbgoKQWRtaXRDYWxscxIqLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkFkbWl0Q2FsbHNSZXF1ZXN0GisuY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQWRtaXRDYWxsc1Jlc3BvbnNlIgOQAgIoATABEmEKB01lYXN1cmUSJy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5NZWFzdXJlUmVxdWVzdBooLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLk1lYXN1cmVSZXNwb25zZSIDkAIBEnAKDENsb3NlQXR0ZW1wdBIsLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkNsb3NlQXR0ZW1wdFJlcXVlc3QaLS5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5DbG9zZUF0dGVtcHRSZXNwb25zZSIDkAICYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
 
 /**
  * OpenAttemptRequest asks for the next attempt of a rollout.
@@ -50,6 +50,13 @@ export type OpenAttemptRequest = Message<"callforest.admission.v1.OpenAttemptReq
    * @generated from field: string request_id = 3;
    */
   requestId: string;
+
+  /**
+   * mode is the attempt's; unspecified for chain. A repeat with another is refused.
+   *
+   * @generated from field: callforest.capture.v1.CaptureMode mode = 4;
+   */
+  mode: CaptureMode;
 };
 
 /**
@@ -81,6 +88,55 @@ export const OpenAttemptResponseSchema: GenMessage<OpenAttemptResponse> = /*@__P
   messageDesc(file_callforest_admission_v1_admission_service, 1);
 
 /**
+ * MeasureRequest is a call that will not be made.
+ *
+ * @generated from message callforest.admission.v1.MeasureRequest
+ */
+export type MeasureRequest = Message<"callforest.admission.v1.MeasureRequest"> & {
+  /**
+   * tenant owns the attempt.
+   *
+   * @generated from field: string tenant = 1;
+   */
+  tenant: string;
+
+  /**
+   * intent is the announcement that the call would have.
+   *
+   * @generated from field: callforest.capture.v1.CallIntent intent = 2;
+   */
+  intent?: CallIntent | undefined;
+};
+
+/**
+ * Describes the message callforest.admission.v1.MeasureRequest.
+ * Use `create(MeasureRequestSchema)` to create a new message.
+ */
+export const MeasureRequestSchema: GenMessage<MeasureRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_admission_v1_admission_service, 2);
+
+/**
+ * MeasureResponse is the verdict of now.
+ *
+ * @generated from message callforest.admission.v1.MeasureResponse
+ */
+export type MeasureResponse = Message<"callforest.admission.v1.MeasureResponse"> & {
+  /**
+   * verdict is what might be captured.
+   *
+   * @generated from field: callforest.capture.v1.Verdict verdict = 1;
+   */
+  verdict?: Verdict | undefined;
+};
+
+/**
+ * Describes the message callforest.admission.v1.MeasureResponse.
+ * Use `create(MeasureResponseSchema)` to create a new message.
+ */
+export const MeasureResponseSchema: GenMessage<MeasureResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_admission_v1_admission_service, 3);
+
+/**
  * CloseAttemptRequest names the attempt to close.
  *
  * @generated from message callforest.admission.v1.CloseAttemptRequest
@@ -106,7 +162,7 @@ export type CloseAttemptRequest = Message<"callforest.admission.v1.CloseAttemptR
  * Use `create(CloseAttemptRequestSchema)` to create a new message.
  */
 export const CloseAttemptRequestSchema: GenMessage<CloseAttemptRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 2);
+  messageDesc(file_callforest_admission_v1_admission_service, 4);
 
 /**
  * CloseAttemptResponse shows the closed attempt.
@@ -127,7 +183,7 @@ export type CloseAttemptResponse = Message<"callforest.admission.v1.CloseAttempt
  * Use `create(CloseAttemptResponseSchema)` to create a new message.
  */
 export const CloseAttemptResponseSchema: GenMessage<CloseAttemptResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 3);
+  messageDesc(file_callforest_admission_v1_admission_service, 5);
 
 /**
  * AdmitCallsRequest carries many items; each is answered by one result, in any order.
@@ -148,7 +204,7 @@ export type AdmitCallsRequest = Message<"callforest.admission.v1.AdmitCallsReque
  * Use `create(AdmitCallsRequestSchema)` to create a new message.
  */
 export const AdmitCallsRequestSchema: GenMessage<AdmitCallsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 4);
+  messageDesc(file_callforest_admission_v1_admission_service, 6);
 
 /**
  * AdmitCallsItem is one item, or one frame of a large one.
@@ -216,7 +272,7 @@ export type AdmitCallsItem = Message<"callforest.admission.v1.AdmitCallsItem"> &
  * Use `create(AdmitCallsItemSchema)` to create a new message.
  */
 export const AdmitCallsItemSchema: GenMessage<AdmitCallsItem> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 5);
+  messageDesc(file_callforest_admission_v1_admission_service, 7);
 
 /**
  * AdmitCallsResponse carries the results that were ready together.
@@ -237,7 +293,7 @@ export type AdmitCallsResponse = Message<"callforest.admission.v1.AdmitCallsResp
  * Use `create(AdmitCallsResponseSchema)` to create a new message.
  */
 export const AdmitCallsResponseSchema: GenMessage<AdmitCallsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 6);
+  messageDesc(file_callforest_admission_v1_admission_service, 8);
 
 /**
  * AdmitCallsResult is the result of one item, or one frame of a large one.
@@ -305,7 +361,7 @@ export type AdmitCallsResult = Message<"callforest.admission.v1.AdmitCallsResult
  * Use `create(AdmitCallsResultSchema)` to create a new message.
  */
 export const AdmitCallsResultSchema: GenMessage<AdmitCallsResult> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 7);
+  messageDesc(file_callforest_admission_v1_admission_service, 9);
 
 /**
  * AdmissionService is where attempts begin and calls are judged. It keeps no state.
@@ -316,7 +372,7 @@ export const AdmissionService: GenService<{
   /**
    * OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
    * durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-   * the ledger. Reasons: PEER_UNAVAILABLE, STORE_FULL.
+   * the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
    *
    * @generated from rpc callforest.admission.v1.AdmissionService.OpenAttempt
    */
@@ -337,6 +393,17 @@ export const AdmissionService: GenService<{
     methodKind: "bidi_streaming";
     input: typeof AdmitCallsRequestSchema;
     output: typeof AdmitCallsResponseSchema;
+  },
+  /**
+   * Measure judges a call as AdmitCalls would now, and announces nothing: no store changes. Reasons:
+   * ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE.
+   *
+   * @generated from rpc callforest.admission.v1.AdmissionService.Measure
+   */
+  measure: {
+    methodKind: "unary";
+    input: typeof MeasureRequestSchema;
+    output: typeof MeasureResponseSchema;
   },
   /**
    * CloseAttempt ends new admissions of an attempt. It answers when that is durable; calls admitted

@@ -7,7 +7,7 @@ import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
 import type { CallRecord } from "./call_record_pb.js";
 import { file_callforest_capture_v1_call_record } from "./call_record_pb.js";
-import type { ChainProbe } from "./capture_admission_pb.js";
+import type { ChainProbe, SourceProbe } from "./capture_admission_pb.js";
 import { file_callforest_capture_v1_capture_admission } from "./capture_admission_pb.js";
 import type { Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
@@ -17,7 +17,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/attempt.proto.
  */
 export const file_callforest_capture_v1_attempt: GenFile = /*@__PURE__*/
-  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvYXR0ZW1wdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIvoBCgdBdHRlbXB0EhIKCnJvbGxvdXRfaWQYASABKAkSFgoOYXR0ZW1wdF9udW1iZXIYAiABKA0SEwoLY2FwdHVyZV9rZXkYAyABKAkSMgoFc3RhdGUYBCABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdFN0YXRlEg0KBWVwb2NoGAUgASgEEhAKCHJldmlzaW9uGAYgASgEEhgKEHBlbmRpbmdfY2FsbF9pZHMYByADKAkSFAoMcmVjb3JkX2NvdW50GAggASgNEhUKDWZhaWx1cmVfY291bnQYCSABKA0SEgoKc3VwZXJzZWRlZBgKIAEoCCKMAgoKQ2FsbEludGVudBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI2CgphZG1pdF90aW1lGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEIGukgDyAEBEhwKC2JvZHlfZGlnZXN0GAQgASgMQge6SAR6AmggEjIKBWNoYWluGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNoYWluUHJvYmVIAEIOCgVwcm9iZRIFukgCCAEiygEKC0NhbGxGYWlsdXJlEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhoKBnJlYXNvbhgDIAEoCUIKukgHcgUQARiAARIfCg13b3JrZXJfcmVhc29uGAUgASgJQgi6SAVyAxiAARIYCgZkZXRhaWwYBCABKAlCCLpIBXIDGIAIIoQBCg1NYW5pZmVzdEVudHJ5EjMKBnJlY29yZBgBIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgCIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAQgcKBWVudHJ5KnkKDEF0dGVtcHRTdGF0ZRIdChlBVFRFTVBUX1NUQVRFX1VOU1BFQ0lGSUVEEAASFgoSQVRURU1QVF9TVEFURV9PUEVOEAESGAoUQVRURU1QVF9TVEFURV9DTE9TRUQQAhIYChRBVFRFTVBUX1NUQVRFX1NFQUxFRBADYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
+  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvYXR0ZW1wdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIqwCCgdBdHRlbXB0EhIKCnJvbGxvdXRfaWQYASABKAkSFgoOYXR0ZW1wdF9udW1iZXIYAiABKA0SEwoLY2FwdHVyZV9rZXkYAyABKAkSMgoFc3RhdGUYBCABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdFN0YXRlEg0KBWVwb2NoGAUgASgEEhAKCHJldmlzaW9uGAYgASgEEhgKEHBlbmRpbmdfY2FsbF9pZHMYByADKAkSFAoMcmVjb3JkX2NvdW50GAggASgNEhUKDWZhaWx1cmVfY291bnQYCSABKA0SEgoKc3VwZXJzZWRlZBgKIAEoCBIwCgRtb2RlGAsgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlIvYDCgpDYWxsSW50ZW50EjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEjYKCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQga6SAPIAQESHAoLYm9keV9kaWdlc3QYBCABKAxCB7pIBHoCaCASMgoFY2hhaW4YBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2hhaW5Qcm9iZUgAEjQKBnNvdXJjZRgGIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Tb3VyY2VQcm9iZUgAEo0BChRjb25maWd1cmF0aW9uX2RpZ2VzdBgHIAEoDEJvukhsugFpCidjYWxsX2ludGVudC5jb25maWd1cmF0aW9uX2RpZ2VzdC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEhAKCGlzX2tleWVkGAggASgIEhAKCGlzX3JldHJ5GAkgASgIQg4KBXByb2JlEgW6SAIIASLKAQoLQ2FsbEZhaWx1cmUSMwoLY2FwdHVyZV9rZXkYASABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIvCgdjYWxsX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSGgoGcmVhc29uGAMgASgJQgq6SAdyBRABGIABEh8KDXdvcmtlcl9yZWFzb24YBSABKAlCCLpIBXIDGIABEhgKBmRldGFpbBgEIAEoCUIIukgFcgMYgAgirAEKDkNhbGxXaXRoZHJhd2FsEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhoKBnJlYXNvbhgDIAEoCUIKukgHcgUQARiAARIYCgZkZXRhaWwYBCABKAlCCLpIBXIDGIAIIsEBCg1NYW5pZmVzdEVudHJ5EjMKBnJlY29yZBgBIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgCIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAEjsKCndpdGhkcmF3YWwYAyABKAsyJS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbFdpdGhkcmF3YWxIAEIHCgVlbnRyeSpcCgtDYXB0dXJlTW9kZRIcChhDQVBUVVJFX01PREVfVU5TUEVDSUZJRUQQABIWChJDQVBUVVJFX01PREVfQ0hBSU4QARIXChNDQVBUVVJFX01PREVfRk9SRVNUEAIqeQoMQXR0ZW1wdFN0YXRlEh0KGUFUVEVNUFRfU1RBVEVfVU5TUEVDSUZJRUQQABIWChJBVFRFTVBUX1NUQVRFX09QRU4QARIYChRBVFRFTVBUX1NUQVRFX0NMT1NFRBACEhgKFEFUVEVNUFRfU1RBVEVfU0VBTEVEEANiBnByb3RvMw", [file_buf_validate_validate, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
 
 /**
  * Attempt is one try at a rollout.
@@ -95,6 +95,13 @@ export type Attempt = Message<"callforest.capture.v1.Attempt"> & {
    * @generated from field: bool superseded = 10;
    */
   superseded: boolean;
+
+  /**
+   * mode says how the attempt's calls find what they continue, and what of it trains.
+   *
+   * @generated from field: callforest.capture.v1.CaptureMode mode = 11;
+   */
+  mode: CaptureMode;
 };
 
 /**
@@ -151,7 +158,38 @@ export type CallIntent = Message<"callforest.capture.v1.CallIntent"> & {
      */
     value: ChainProbe;
     case: "chain";
+  } | {
+    /**
+     * source is the probe of forest mode.
+     *
+     * @generated from field: callforest.capture.v1.SourceProbe source = 6;
+     */
+    value: SourceProbe;
+    case: "source";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * configuration_digest is the digest of the engine's model, template and processor, as the gateway
+   * knows it: 32 bytes, or empty when it does not. The first of an attempt binds it.
+   *
+   * @generated from field: bytes configuration_digest = 7;
+   */
+  configurationDigest: Uint8Array;
+
+  /**
+   * is_keyed is set when call_id derives from an idempotency key: it alone then says which call this is.
+   *
+   * @generated from field: bool is_keyed = 8;
+   */
+  isKeyed: boolean;
+
+  /**
+   * is_retry is set when the request carries no key and its client marked it as a repeat. Of the unkeyed
+   * calls with the same body it is the one, if there is one.
+   *
+   * @generated from field: bool is_retry = 9;
+   */
+  isRetry: boolean;
 };
 
 /**
@@ -212,13 +250,56 @@ export const CallFailureSchema: GenMessage<CallFailure> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_attempt, 2);
 
 /**
+ * CallWithdrawal says that an announced call was definitely refused before anything was generated. It
+ * settles the call and masks nothing.
+ *
+ * @generated from message callforest.capture.v1.CallWithdrawal
+ */
+export type CallWithdrawal = Message<"callforest.capture.v1.CallWithdrawal"> & {
+  /**
+   * capture_key names the attempt.
+   *
+   * @generated from field: string capture_key = 1;
+   */
+  captureKey: string;
+
+  /**
+   * call_id names the call.
+   *
+   * @generated from field: string call_id = 2;
+   */
+  callId: string;
+
+  /**
+   * reason is the name of the refusal's ErrorReason.
+   *
+   * @generated from field: string reason = 3;
+   */
+  reason: string;
+
+  /**
+   * detail tells a person more. It is not part of the withdrawal's identity.
+   *
+   * @generated from field: string detail = 4;
+   */
+  detail: string;
+};
+
+/**
+ * Describes the message callforest.capture.v1.CallWithdrawal.
+ * Use `create(CallWithdrawalSchema)` to create a new message.
+ */
+export const CallWithdrawalSchema: GenMessage<CallWithdrawal> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_attempt, 3);
+
+/**
  * ManifestEntry is one row of an attempt's ledger, in the order in which the rows became durable.
  *
  * @generated from message callforest.capture.v1.ManifestEntry
  */
 export type ManifestEntry = Message<"callforest.capture.v1.ManifestEntry"> & {
   /**
-   * entry is a committed call or a failure. A reader that knows neither must refuse the manifest.
+   * entry is a committed call, a failure or a withdrawal. A reader that knows none must refuse the manifest.
    *
    * @generated from oneof callforest.capture.v1.ManifestEntry.entry
    */
@@ -238,6 +319,14 @@ export type ManifestEntry = Message<"callforest.capture.v1.ManifestEntry"> & {
      */
     value: CallFailure;
     case: "failure";
+  } | {
+    /**
+     * withdrawal is a call that never was.
+     *
+     * @generated from field: callforest.capture.v1.CallWithdrawal withdrawal = 3;
+     */
+    value: CallWithdrawal;
+    case: "withdrawal";
   } | { case: undefined; value?: undefined };
 };
 
@@ -246,7 +335,41 @@ export type ManifestEntry = Message<"callforest.capture.v1.ManifestEntry"> & {
  * Use `create(ManifestEntrySchema)` to create a new message.
  */
 export const ManifestEntrySchema: GenMessage<ManifestEntry> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_attempt, 3);
+  messageDesc(file_callforest_capture_v1_attempt, 4);
+
+/**
+ * CaptureMode says how an attempt's calls find what they continue, and which of them train.
+ *
+ * @generated from enum callforest.capture.v1.CaptureMode
+ */
+export enum CaptureMode {
+  /**
+   * CAPTURE_MODE_UNSPECIFIED stands for CAPTURE_MODE_CHAIN.
+   *
+   * @generated from enum value: CAPTURE_MODE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * CAPTURE_MODE_CHAIN: calls are found by what models wrote; the path to one terminal call trains.
+   *
+   * @generated from enum value: CAPTURE_MODE_CHAIN = 1;
+   */
+  CHAIN = 1,
+
+  /**
+   * CAPTURE_MODE_FOREST: calls are found by their whole source history; all selected calls train.
+   *
+   * @generated from enum value: CAPTURE_MODE_FOREST = 2;
+   */
+  FOREST = 2,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.CaptureMode.
+ */
+export const CaptureModeSchema: GenEnum<CaptureMode> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_attempt, 0);
 
 /**
  * AttemptState says what an attempt takes.
@@ -287,5 +410,5 @@ export enum AttemptState {
  * Describes the enum callforest.capture.v1.AttemptState.
  */
 export const AttemptStateSchema: GenEnum<AttemptState> = /*@__PURE__*/
-  enumDesc(file_callforest_capture_v1_attempt, 0);
+  enumDesc(file_callforest_capture_v1_attempt, 1);
 

@@ -2,9 +2,11 @@
 // @generated from file callforest/capture/v1/call_record.proto (package callforest.capture.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
+import type { CaptureDecision } from "./capture_admission_pb.js";
+import { file_callforest_capture_v1_capture_admission } from "./capture_admission_pb.js";
 import type { CommitCoords } from "./commit_coords_pb.js";
 import { file_callforest_capture_v1_commit_coords } from "./commit_coords_pb.js";
 import type { Completion } from "./completion_pb.js";
@@ -19,7 +21,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/call_record.proto.
  */
 export const file_callforest_capture_v1_call_record: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FsbF9yZWNvcmQucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSL0AgoKQ2FsbFJlY29yZBI7CgZjb29yZHMYASABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzQga6SAPIAQESHwoLcmVzcG9uc2VfaWQYAiABKAlCCrpIB3IFEAEYgAISNgoKYWRtaXRfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARI9CgxmaW5nZXJwcmludHMYBCABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbEZpbmdlcnByaW50cxI9Cgpjb21wbGV0aW9uGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbXBsZXRpb25CBrpIA8gBARI0CgZyZXBsYXkYBiABKAsyJC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVwbGF5U3VtbWFyeRIcCgt0cmFjZXBhcmVudBgHIAEoCUIHukgEcgIYQCLoAgoQQ2FsbEZpbmdlcnByaW50cxIYCgd2ZXJzaW9uGAEgASgNQge6SAQqAigBEncKBm91dHB1dBgCIAEoDEJnukhkugFhCh9jYWxsX2ZpbmdlcnByaW50cy5vdXRwdXQubGVuZ3RoEhltdXN0IGJlIDMyIGJ5dGVzIG9yIGVtcHR5GiNzaXplKHRoaXMpID09IDAgfHwgc2l6ZSh0aGlzKSA9PSAzMhKDAQoMY29udGludWF0aW9uGAMgASgMQm26SGq6AWcKJWNhbGxfZmluZ2VycHJpbnRzLmNvbnRpbnVhdGlvbi5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEhoKEmNvbnRleHRfaXRlbV9jb3VudBgEIAEoDRIfCg5jb250ZXh0X2RpZ2VzdBgFIAEoDEIHukgEegJoIGIGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_completion, file_callforest_capture_v1_replay_summary, file_google_protobuf_timestamp]);
+  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FsbF9yZWNvcmQucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSKiBAoKQ2FsbFJlY29yZBI7CgZjb29yZHMYASABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzQga6SAPIAQESHwoLcmVzcG9uc2VfaWQYAiABKAlCCrpIB3IFEAEYgAISNgoKYWRtaXRfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARI9CgxmaW5nZXJwcmludHMYBCABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbEZpbmdlcnByaW50cxI9Cgpjb21wbGV0aW9uGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbXBsZXRpb25CBrpIA8gBARI0CgZyZXBsYXkYBiABKAsyJC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVwbGF5U3VtbWFyeRIcCgt0cmFjZXBhcmVudBgHIAEoCUIHukgEcgIYQBI0CgZvdXRwdXQYCCABKAsyJC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuT3V0cHV0U3VtbWFyeRI4CghkZWNpc2lvbhgJIAEoCzImLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlRGVjaXNpb24SPAoKZGlmZmVyZW5jZRgKIAEoCzIoLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5IaXN0b3J5RGlmZmVyZW5jZSJkCg1PdXRwdXRTdW1tYXJ5EhIKCmF0b21fY291bnQYASABKA0SFwoGZGlnZXN0GAIgASgMQge6SAR6AmggEiYKFW5vcm1hbGl6YXRpb25fdmVyc2lvbhgDIAEoDUIHukgEKgIoASKkAQoRSGlzdG9yeURpZmZlcmVuY2USPgoEa2luZBgBIAEoDjImLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5EaWZmZXJlbmNlQ2xhc3NCCLpIBYIBAiAAEiEKD2FnYWluc3RfY2FsbF9pZBgCIAEoCUIIukgFcgMYgAESEgoKYXRvbV9pbmRleBgDIAEoDRIYCgZkZXRhaWwYBCABKAlCCLpIBXIDGIACIugCChBDYWxsRmluZ2VycHJpbnRzEhgKB3ZlcnNpb24YASABKA1CB7pIBCoCKAESdwoGb3V0cHV0GAIgASgMQme6SGS6AWEKH2NhbGxfZmluZ2VycHJpbnRzLm91dHB1dC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEoMBCgxjb250aW51YXRpb24YAyABKAxCbbpIaroBZwolY2FsbF9maW5nZXJwcmludHMuY29udGludWF0aW9uLmxlbmd0aBIZbXVzdCBiZSAzMiBieXRlcyBvciBlbXB0eRojc2l6ZSh0aGlzKSA9PSAwIHx8IHNpemUodGhpcykgPT0gMzISGgoSY29udGV4dF9pdGVtX2NvdW50GAQgASgNEh8KDmNvbnRleHRfZGlnZXN0GAUgASgMQge6SAR6AmggKoYDCg9EaWZmZXJlbmNlQ2xhc3MSIAocRElGRkVSRU5DRV9DTEFTU19VTlNQRUNJRklFRBAAEiAKHERJRkZFUkVOQ0VfQ0xBU1NfU1lTVEVNX1RFWFQQARIdChlESUZGRVJFTkNFX0NMQVNTX1RPT0xfU0VUEAISHQoZRElGRkVSRU5DRV9DTEFTU19URU1QTEFURRADEh8KG0RJRkZFUkVOQ0VfQ0xBU1NfV0hJVEVTUEFDRRAEEhkKFURJRkZFUkVOQ0VfQ0xBU1NfSlNPThAFEiYKIkRJRkZFUkVOQ0VfQ0xBU1NfUkVXUklUVEVOX0hJU1RPUlkQBhIkCiBESUZGRVJFTkNFX0NMQVNTX1ZPTEFUSUxFX0hFQURFUhAHEh4KGkRJRkZFUkVOQ0VfQ0xBU1NfTk9UX0tOT1dOEAgSJgoiRElGRkVSRU5DRV9DTEFTU19SRUFTT05JTkdfTUlTU0lORxAJEh8KG0RJRkZFUkVOQ0VfQ0xBU1NfRVhUUkFfS0VZUxAKYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_completion, file_callforest_capture_v1_replay_summary, file_google_protobuf_timestamp]);
 
 /**
  * CallRecord is the ledger's row for one committed call: where its tokens are and what identifies it,
@@ -78,6 +80,28 @@ export type CallRecord = Message<"callforest.capture.v1.CallRecord"> & {
    * @generated from field: string traceparent = 7;
    */
   traceparent: string;
+
+  /**
+   * output is the digest of the answer alone, of forest mode: by it a returned history names the call.
+   *
+   * @generated from field: callforest.capture.v1.OutputSummary output = 8;
+   */
+  output?: OutputSummary | undefined;
+
+  /**
+   * decision is what the worker did with the admitted predecessor, of forest mode.
+   *
+   * @generated from field: callforest.capture.v1.CaptureDecision decision = 9;
+   */
+  decision?: CaptureDecision | undefined;
+
+  /**
+   * difference says where a call that begins a context of its own left the history before it. It is for
+   * people; two records that differ in nothing else are the same.
+   *
+   * @generated from field: callforest.capture.v1.HistoryDifference difference = 10;
+   */
+  difference?: HistoryDifference | undefined;
 };
 
 /**
@@ -86,6 +110,84 @@ export type CallRecord = Message<"callforest.capture.v1.CallRecord"> & {
  */
 export const CallRecordSchema: GenMessage<CallRecord> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_call_record, 0);
+
+/**
+ * OutputSummary identifies an answer by what it says.
+ *
+ * @generated from message callforest.capture.v1.OutputSummary
+ */
+export type OutputSummary = Message<"callforest.capture.v1.OutputSummary"> & {
+  /**
+   * atom_count is the number of atoms in the answer.
+   *
+   * @generated from field: uint32 atom_count = 1;
+   */
+  atomCount: number;
+
+  /**
+   * digest is the chained digest of the answer's atoms alone.
+   *
+   * @generated from field: bytes digest = 2;
+   */
+  digest: Uint8Array;
+
+  /**
+   * normalization_version names the rules that turned the answer into atoms.
+   *
+   * @generated from field: uint32 normalization_version = 3;
+   */
+  normalizationVersion: number;
+};
+
+/**
+ * Describes the message callforest.capture.v1.OutputSummary.
+ * Use `create(OutputSummarySchema)` to create a new message.
+ */
+export const OutputSummarySchema: GenMessage<OutputSummary> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_call_record, 1);
+
+/**
+ * HistoryDifference is the first place in which a request's history differs from a recorded one. It
+ * names places and classes, never contents.
+ *
+ * @generated from message callforest.capture.v1.HistoryDifference
+ */
+export type HistoryDifference = Message<"callforest.capture.v1.HistoryDifference"> & {
+  /**
+   * kind says what differs.
+   *
+   * @generated from field: callforest.capture.v1.DifferenceClass kind = 1;
+   */
+  kind: DifferenceClass;
+
+  /**
+   * against_call_id names the recorded call that was compared.
+   *
+   * @generated from field: string against_call_id = 2;
+   */
+  againstCallId: string;
+
+  /**
+   * atom_index is the place of the first differing atom, from 0.
+   *
+   * @generated from field: uint32 atom_index = 3;
+   */
+  atomIndex: number;
+
+  /**
+   * detail tells a person more, for instance the name of the changed option.
+   *
+   * @generated from field: string detail = 4;
+   */
+  detail: string;
+};
+
+/**
+ * Describes the message callforest.capture.v1.HistoryDifference.
+ * Use `create(HistoryDifferenceSchema)` to create a new message.
+ */
+export const HistoryDifferenceSchema: GenMessage<HistoryDifference> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_call_record, 2);
 
 /**
  * CallFingerprints identify a call by content (docs/protocol.md, section "Fingerprints"). They are
@@ -136,5 +238,95 @@ export type CallFingerprints = Message<"callforest.capture.v1.CallFingerprints">
  * Use `create(CallFingerprintsSchema)` to create a new message.
  */
 export const CallFingerprintsSchema: GenMessage<CallFingerprints> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_call_record, 1);
+  messageDesc(file_callforest_capture_v1_call_record, 3);
+
+/**
+ * DifferenceClass says what differs between two histories.
+ *
+ * @generated from enum callforest.capture.v1.DifferenceClass
+ */
+export enum DifferenceClass {
+  /**
+   * DIFFERENCE_CLASS_UNSPECIFIED is never stored.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * DIFFERENCE_CLASS_SYSTEM_TEXT: a system or developer message.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_SYSTEM_TEXT = 1;
+   */
+  SYSTEM_TEXT = 1,
+
+  /**
+   * DIFFERENCE_CLASS_TOOL_SET: the tools or how they may be chosen.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_TOOL_SET = 2;
+   */
+  TOOL_SET = 2,
+
+  /**
+   * DIFFERENCE_CLASS_TEMPLATE: another option of the rendering.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_TEMPLATE = 3;
+   */
+  TEMPLATE = 3,
+
+  /**
+   * DIFFERENCE_CLASS_WHITESPACE: texts that are equal but for white space.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_WHITESPACE = 4;
+   */
+  WHITESPACE = 4,
+
+  /**
+   * DIFFERENCE_CLASS_JSON: tool arguments that are equal but for how numbers, keys or escapes are spelt.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_JSON = 5;
+   */
+  JSON = 5,
+
+  /**
+   * DIFFERENCE_CLASS_REWRITTEN_HISTORY: items were changed, left out or put in.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_REWRITTEN_HISTORY = 6;
+   */
+  REWRITTEN_HISTORY = 6,
+
+  /**
+   * DIFFERENCE_CLASS_VOLATILE_HEADER: texts that are equal but for a time, a counter or an id.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_VOLATILE_HEADER = 7;
+   */
+  VOLATILE_HEADER = 7,
+
+  /**
+   * DIFFERENCE_CLASS_NOT_KNOWN: the gateway no longer had the history to compare.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_NOT_KNOWN = 8;
+   */
+  NOT_KNOWN = 8,
+
+  /**
+   * DIFFERENCE_CLASS_REASONING_MISSING: equal but for reasoning that the request leaves out.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_REASONING_MISSING = 9;
+   */
+  REASONING_MISSING = 9,
+
+  /**
+   * DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result.
+   *
+   * @generated from enum value: DIFFERENCE_CLASS_EXTRA_KEYS = 10;
+   */
+  EXTRA_KEYS = 10,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.DifferenceClass.
+ */
+export const DifferenceClassSchema: GenEnum<DifferenceClass> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_call_record, 0);
 

@@ -2,18 +2,20 @@
 // @generated from file callforest/capture/v1/capture_admission.proto (package callforest.capture.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
 import type { ErrorReason } from "../../error/v1/error_reason_pb.js";
 import { file_callforest_error_v1_error_reason } from "../../error/v1/error_reason_pb.js";
+import type { Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file callforest/capture/v1/capture_admission.proto.
  */
 export const file_callforest_capture_v1_capture_admission: GenFile = /*@__PURE__*/
-  fileDesc("Ci1jYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FwdHVyZV9hZG1pc3Npb24ucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSK0AwoKQ2hhaW5Qcm9iZRKPAQoVYXNzaXN0YW50X2ZpbmdlcnByaW50GAEgASgMQnC6SG26AWoKKGNoYWluX3Byb2JlLmFzc2lzdGFudF9maW5nZXJwcmludC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEh0KCml0ZW1fY291bnQYAiABKA1CCbpIBioEGICAARIXCg9jb250ZXh0X2RpZ2VzdHMYAyABKAwSJAoTZmluZ2VycHJpbnRfdmVyc2lvbhgEIAEoDUIHukgEKgIoATq1AbpIsQEargEKFGNoYWluX3Byb2JlLmNvbnRleHRzEk5jb250ZXh0X2RpZ2VzdHMgbXVzdCBob2xkIDMyIGJ5dGVzIGZvciBlYWNoIHByZWZpeCBsZW5ndGggZnJvbSAwIHRvIGl0ZW1fY291bnQaRnVpbnQoc2l6ZSh0aGlzLmNvbnRleHRfZGlnZXN0cykpID09ICh1aW50KHRoaXMuaXRlbV9jb3VudCkgKyAxdSkgKiAzMnUi8QEKB1ZlcmRpY3QSKwoEcm9vdBgBIAEoCzIbLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb290SAASOwoMY29udGludWF0aW9uGAIgASgLMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbnRpbnVhdGlvbkgAEjcKCnVuY2FwdHVyZWQYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVW5jYXB0dXJlZEgAEjEKB3JlZnVzZWQYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZEgAQhAKB3ZlcmRpY3QSBbpIAggBIgYKBFJvb3QifwoMQ29udGludWF0aW9uEiIKDnBhcmVudF9jYWxsX2lkGAEgASgJQgq6SAdyBRABGIABEicKEHByZXZfdG9rZW5fY291bnQYAiABKARCDbpICjIIGP////8PKAESIgoRcGFyZW50X2NoYWluX2hhc2gYAyABKAxCB7pIBHoCaCAiQgoKVW5jYXB0dXJlZBIaCgZyZWFzb24YASABKAlCCrpIB3IFEAEYgAESGAoGZGV0YWlsGAIgASgJQgi6SAVyAxiACCJgCgdSZWZ1c2VkEjoKBnJlYXNvbhgBIAEoDjIgLmNhbGxmb3Jlc3QuZXJyb3IudjEuRXJyb3JSZWFzb25CCLpIBYIBAiAAEhkKB21lc3NhZ2UYAiABKAlCCLpIBXIDGIAIIvUBChBDYXB0dXJlQWRtaXNzaW9uEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEisKBHJvb3QYAyABKAsyGy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm9vdEgAEjsKDGNvbnRpbnVhdGlvbhgEIAEoCzIjLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Db250aW51YXRpb25IAEIRCghwb3NpdGlvbhIFukgCCAFiBnByb3RvMw", [file_buf_validate_validate, file_callforest_error_v1_error_reason]);
+  fileDesc("Ci1jYWxsZm9yZXN0L2NhcHR1cmUvdjEvY2FwdHVyZV9hZG1pc3Npb24ucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSK0AwoKQ2hhaW5Qcm9iZRKPAQoVYXNzaXN0YW50X2ZpbmdlcnByaW50GAEgASgMQnC6SG26AWoKKGNoYWluX3Byb2JlLmFzc2lzdGFudF9maW5nZXJwcmludC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEh0KCml0ZW1fY291bnQYAiABKA1CCbpIBioEGICAARIXCg9jb250ZXh0X2RpZ2VzdHMYAyABKAwSJAoTZmluZ2VycHJpbnRfdmVyc2lvbhgEIAEoDUIHukgEKgIoATq1AbpIsQEargEKFGNoYWluX3Byb2JlLmNvbnRleHRzEk5jb250ZXh0X2RpZ2VzdHMgbXVzdCBob2xkIDMyIGJ5dGVzIGZvciBlYWNoIHByZWZpeCBsZW5ndGggZnJvbSAwIHRvIGl0ZW1fY291bnQaRnVpbnQoc2l6ZSh0aGlzLmNvbnRleHRfZGlnZXN0cykpID09ICh1aW50KHRoaXMuaXRlbV9jb3VudCkgKyAxdSkgKiAzMnUi6AIKC1NvdXJjZVByb2JlEiYKFW5vcm1hbGl6YXRpb25fdmVyc2lvbhgBIAEoDUIHukgEKgIoARISCgphdG9tX2NvdW50GAIgASgNEkMKCmJvdW5kYXJpZXMYAyADKAsyJS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU291cmNlQm91bmRhcnlCCLpIBZIBAhAIEhsKE29ic2VydmF0aW9uc19mb2xsb3cYBCABKAgSHgoNcmVuZGVyX2RpZ2VzdBgFIAEoDEIHukgEegJoIBIlCgpuYXRpdmVfaWRzGAYgAygJQhG6SA6SAQsQQCIHcgUQARiAAhIoCg9jbGFpbWVkX2NhbGxfaWQYByABKAlCCrpIB3IFEAEYgAFIAIgBARIZChFjbGFpbV9icmVha3NfdGllcxgIIAEoCBIbChNoYXNfdW5yZWFkYWJsZV9pdGVtGAkgASgIQhIKEF9jbGFpbWVkX2NhbGxfaWQicwoOU291cmNlQm91bmRhcnkSGwoKYXRvbV9jb3VudBgBIAEoDUIHukgEKgIoARIeCg1zb3VyY2VfZGlnZXN0GAIgASgMQge6SAR6AmggEiQKE3Rvb2xfY29udGVudF9kaWdlc3QYAyABKAxCB7pIBHoCaCAipgIKB1ZlcmRpY3QSKwoEcm9vdBgBIAEoCzIbLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb290SAASOwoMY29udGludWF0aW9uGAIgASgLMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNvbnRpbnVhdGlvbkgAEjcKCnVuY2FwdHVyZWQYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVW5jYXB0dXJlZEgAEjEKB3JlZnVzZWQYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZEgAEjMKB2VhcmxpZXIYBSABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRWFybGllckNhbGxCEAoHdmVyZGljdBIFukgCCAEijgEKC0VhcmxpZXJDYWxsEhsKB2NhbGxfaWQYASABKAlCCrpIB3IFEAEYgAESMgoFc3RhdGUYAiABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRWFybGllclN0YXRlEi4KCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIncKBFJvb3QSMQoGcmVhc29uGAEgASgOMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvb3RSZWFzb24SIQoPbmVhcmVzdF9jYWxsX2lkGAIgASgJQgi6SAVyAxiAARIZChFzaGFyZWRfYXRvbV9jb3VudBgDIAEoDSKzAQoMQ29udGludWF0aW9uEiIKDnBhcmVudF9jYWxsX2lkGAEgASgJQgq6SAdyBRABGIABEicKEHByZXZfdG9rZW5fY291bnQYAiABKARCDbpICjIIGP////8PKAESIgoRcGFyZW50X2NoYWluX2hhc2gYAyABKAxCB7pIBHoCaCASMgoFbWF0Y2gYBCABKA4yIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSGlzdG9yeU1hdGNoIkIKClVuY2FwdHVyZWQSGgoGcmVhc29uGAEgASgJQgq6SAdyBRABGIABEhgKBmRldGFpbBgCIAEoCUIIukgFcgMYgAgi0QEKB1JlZnVzZWQSOgoGcmVhc29uGAEgASgOMiAuY2FsbGZvcmVzdC5lcnJvci52MS5FcnJvclJlYXNvbkIIukgFggECIAASGQoHbWVzc2FnZRgCIAEoCUIIukgFcgMYgAgSPgoIbWV0YWRhdGEYAyADKAsyLC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVmdXNlZC5NZXRhZGF0YUVudHJ5Gi8KDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKIAgoQQ2FwdHVyZUFkbWlzc2lvbhIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIrCgRyb290GAMgASgLMhsuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvb3RIABI7Cgxjb250aW51YXRpb24YBCABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29udGludWF0aW9uSAASEQoJaXNfZm9yZXN0GAUgASgIQhEKCHBvc2l0aW9uEgW6SAIIASKpAgoPQ2FwdHVyZURlY2lzaW9uEjwKBWlucHV0GAEgASgOMiMuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVJbnB1dEIIukgFggECIAASGAoGcmVhc29uGAIgASgJQgi6SAVyAxiAARISCgpwcmVmaXhfY3V0GAMgASgNEhIKCnJlbmRlcl9jdXQYBCABKA0SdAoFcHJvb2YYBSABKAxCZbpIYroBXwodY2FwdHVyZV9kZWNpc2lvbi5wcm9vZi5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyEiAKBW5vdGVzGAYgAygJQhG6SA6SAQsQCCIHcgUQARiAASp/CgxFYXJsaWVyU3RhdGUSHQoZRUFSTElFUl9TVEFURV9VTlNQRUNJRklFRBAAEhkKFUVBUkxJRVJfU1RBVEVfUEVORElORxABEhsKF0VBUkxJRVJfU1RBVEVfQ09NTUlUVEVEEAISGAoURUFSTElFUl9TVEFURV9GQUlMRUQQAyraAQoKUm9vdFJlYXNvbhIbChdST09UX1JFQVNPTl9VTlNQRUNJRklFRBAAEh4KGlJPT1RfUkVBU09OX05PX01PREVMX0lURU1TEAESJAogUk9PVF9SRUFTT05fSElTVE9SWV9OT1RfUkVDT1JERUQQAhImCiJST09UX1JFQVNPTl9SRU5ERVJfT1BUSU9OU19DSEFOR0VEEAMSIAocUk9PVF9SRUFTT05fTk9UX09CU0VSVkFUSU9OUxAEEh8KG1JPT1RfUkVBU09OX1VOUkVBREFCTEVfSVRFTRAFKnEKDEhpc3RvcnlNYXRjaBIdChlISVNUT1JZX01BVENIX1VOU1BFQ0lGSUVEEAASFwoTSElTVE9SWV9NQVRDSF9FWEFDVBABEikKJUhJU1RPUllfTUFUQ0hfVE9PTF9DT05URU5UX0VRVUlWQUxFTlQQAipgCgxDYXB0dXJlSW5wdXQSHQoZQ0FQVFVSRV9JTlBVVF9VTlNQRUNJRklFRBAAEhYKEkNBUFRVUkVfSU5QVVRfUk9PVBABEhkKFUNBUFRVUkVfSU5QVVRfU1BMSUNFRBACYgZwcm90bzM", [file_buf_validate_validate, file_callforest_error_v1_error_reason, file_google_protobuf_timestamp]);
 
 /**
  * ChainProbe is what chain mode needs of a request to find the call that it continues: digests, never
@@ -60,6 +62,127 @@ export const ChainProbeSchema: GenMessage<ChainProbe> = /*@__PURE__*/
   messageDesc(file_callforest_capture_v1_capture_admission, 0);
 
 /**
+ * SourceProbe is what forest mode needs of a request to find the call that it continues: counts and
+ * digests of its source history (docs/lineage.md, section "Source history"), never items. Its size does
+ * not grow with the history.
+ *
+ * @generated from message callforest.capture.v1.SourceProbe
+ */
+export type SourceProbe = Message<"callforest.capture.v1.SourceProbe"> & {
+  /**
+   * normalization_version names the rules that turned items into atoms; records of another version never
+   * match.
+   *
+   * @generated from field: uint32 normalization_version = 1;
+   */
+  normalizationVersion: number;
+
+  /**
+   * atom_count is the number of atoms in the request.
+   *
+   * @generated from field: uint32 atom_count = 2;
+   */
+  atomCount: number;
+
+  /**
+   * boundaries are the ends of the request's last model answers, longest first: at most 8. Only the first
+   * can be continued, since observations alone may follow; the others tell how far the history is known.
+   *
+   * @generated from field: repeated callforest.capture.v1.SourceBoundary boundaries = 3;
+   */
+  boundaries: SourceBoundary[];
+
+  /**
+   * observations_follow is set when nothing but user messages and tool results follows the first boundary,
+   * and at least one of them.
+   *
+   * @generated from field: bool observations_follow = 4;
+   */
+  observationsFollow: boolean;
+
+  /**
+   * render_digest is the digest of the effective options that decide how items become tokens.
+   *
+   * @generated from field: bytes render_digest = 5;
+   */
+  renderDigest: Uint8Array;
+
+  /**
+   * native_ids are the ids that the request echoes on the items of its last model answer. Among equal
+   * matches they name the one.
+   *
+   * @generated from field: repeated string native_ids = 6;
+   */
+  nativeIds: string[];
+
+  /**
+   * claimed_call_id is the call that a delta request says it continues. It is checked like any other and
+   * trusted in nothing: a call that does not end at the first boundary is refused.
+   *
+   * @generated from field: optional string claimed_call_id = 7;
+   */
+  claimedCallId?: string | undefined;
+
+  /**
+   * claim_breaks_ties is set when the history came whole: a claim that fails is then no reason to refuse.
+   *
+   * @generated from field: bool claim_breaks_ties = 8;
+   */
+  claimBreaksTies: boolean;
+
+  /**
+   * has_unreadable_item is set when an item has no normal form; there are no boundaries then.
+   *
+   * @generated from field: bool has_unreadable_item = 9;
+   */
+  hasUnreadableItem: boolean;
+};
+
+/**
+ * Describes the message callforest.capture.v1.SourceProbe.
+ * Use `create(SourceProbeSchema)` to create a new message.
+ */
+export const SourceProbeSchema: GenMessage<SourceProbe> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 1);
+
+/**
+ * SourceBoundary is the end of a model answer in a request's source history.
+ *
+ * @generated from message callforest.capture.v1.SourceBoundary
+ */
+export type SourceBoundary = Message<"callforest.capture.v1.SourceBoundary"> & {
+  /**
+   * atom_count is the number of atoms up to here.
+   *
+   * @generated from field: uint32 atom_count = 1;
+   */
+  atomCount: number;
+
+  /**
+   * source_digest is the chained digest of those atoms.
+   *
+   * @generated from field: bytes source_digest = 2;
+   */
+  sourceDigest: Uint8Array;
+
+  /**
+   * tool_content_digest is the chained digest of how those answers that have no text spell that
+   * (absent, null or empty). Two histories that differ in it alone are equal only if the
+   * renderer proves it.
+   *
+   * @generated from field: bytes tool_content_digest = 3;
+   */
+  toolContentDigest: Uint8Array;
+};
+
+/**
+ * Describes the message callforest.capture.v1.SourceBoundary.
+ * Use `create(SourceBoundarySchema)` to create a new message.
+ */
+export const SourceBoundarySchema: GenMessage<SourceBoundary> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 2);
+
+/**
  * Verdict is what may be captured of a call. An unresolved call cannot be expressed as a root.
  *
  * @generated from message callforest.capture.v1.Verdict
@@ -103,6 +226,13 @@ export type Verdict = Message<"callforest.capture.v1.Verdict"> & {
     value: Refused;
     case: "refused";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * earlier is set when the call was announced before: this is a repeat of it, and it keeps its verdict.
+   *
+   * @generated from field: callforest.capture.v1.EarlierCall earlier = 5;
+   */
+  earlier?: EarlierCall | undefined;
 };
 
 /**
@@ -110,7 +240,42 @@ export type Verdict = Message<"callforest.capture.v1.Verdict"> & {
  * Use `create(VerdictSchema)` to create a new message.
  */
 export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 1);
+  messageDesc(file_callforest_capture_v1_capture_admission, 3);
+
+/**
+ * EarlierCall is the call that a request repeats.
+ *
+ * @generated from message callforest.capture.v1.EarlierCall
+ */
+export type EarlierCall = Message<"callforest.capture.v1.EarlierCall"> & {
+  /**
+   * call_id names it. It is not the intent's for a repeat that has no key.
+   *
+   * @generated from field: string call_id = 1;
+   */
+  callId: string;
+
+  /**
+   * state says how far it is.
+   *
+   * @generated from field: callforest.capture.v1.EarlierState state = 2;
+   */
+  state: EarlierState;
+
+  /**
+   * admit_time is when it was first taken; all that a repeat makes has this time.
+   *
+   * @generated from field: google.protobuf.Timestamp admit_time = 3;
+   */
+  admitTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message callforest.capture.v1.EarlierCall.
+ * Use `create(EarlierCallSchema)` to create a new message.
+ */
+export const EarlierCallSchema: GenMessage<EarlierCall> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 4);
 
 /**
  * Root starts a context.
@@ -118,6 +283,27 @@ export const VerdictSchema: GenMessage<Verdict> = /*@__PURE__*/
  * @generated from message callforest.capture.v1.Root
  */
 export type Root = Message<"callforest.capture.v1.Root"> & {
+  /**
+   * reason says why the call continues nothing; unspecified in chain mode.
+   *
+   * @generated from field: callforest.capture.v1.RootReason reason = 1;
+   */
+  reason: RootReason;
+
+  /**
+   * nearest_call_id names the recorded call with the longest history that the request shares; empty when
+   * there is none.
+   *
+   * @generated from field: string nearest_call_id = 2;
+   */
+  nearestCallId: string;
+
+  /**
+   * shared_atom_count is the length of that history in atoms.
+   *
+   * @generated from field: uint32 shared_atom_count = 3;
+   */
+  sharedAtomCount: number;
 };
 
 /**
@@ -125,7 +311,7 @@ export type Root = Message<"callforest.capture.v1.Root"> & {
  * Use `create(RootSchema)` to create a new message.
  */
 export const RootSchema: GenMessage<Root> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 2);
+  messageDesc(file_callforest_capture_v1_capture_admission, 5);
 
 /**
  * Continuation names the predecessor whose exact tokens head the prompt.
@@ -153,6 +339,14 @@ export type Continuation = Message<"callforest.capture.v1.Continuation"> & {
    * @generated from field: bytes parent_chain_hash = 3;
    */
   parentChainHash: Uint8Array;
+
+  /**
+   * match is the proof that the request's history is the predecessor's; unspecified in chain mode. A
+   * worker refuses a continuation of forest mode without it.
+   *
+   * @generated from field: callforest.capture.v1.HistoryMatch match = 4;
+   */
+  match: HistoryMatch;
 };
 
 /**
@@ -160,7 +354,7 @@ export type Continuation = Message<"callforest.capture.v1.Continuation"> & {
  * Use `create(ContinuationSchema)` to create a new message.
  */
 export const ContinuationSchema: GenMessage<Continuation> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 3);
+  messageDesc(file_callforest_capture_v1_capture_admission, 6);
 
 /**
  * Uncaptured says why nothing of a served call is captured.
@@ -188,7 +382,7 @@ export type Uncaptured = Message<"callforest.capture.v1.Uncaptured"> & {
  * Use `create(UncapturedSchema)` to create a new message.
  */
 export const UncapturedSchema: GenMessage<Uncaptured> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 4);
+  messageDesc(file_callforest_capture_v1_capture_admission, 7);
 
 /**
  * Refused says why a call must not be generated.
@@ -209,6 +403,13 @@ export type Refused = Message<"callforest.capture.v1.Refused"> & {
    * @generated from field: string message = 2;
    */
   message: string;
+
+  /**
+   * metadata holds the facts that the reason's comment names.
+   *
+   * @generated from field: map<string, string> metadata = 3;
+   */
+  metadata: { [key: string]: string };
 };
 
 /**
@@ -216,7 +417,7 @@ export type Refused = Message<"callforest.capture.v1.Refused"> & {
  * Use `create(RefusedSchema)` to create a new message.
  */
 export const RefusedSchema: GenMessage<Refused> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 5);
+  messageDesc(file_callforest_capture_v1_capture_admission, 8);
 
 /**
  * CaptureAdmission tells the worker what it may capture of a call. It is never stored.
@@ -260,6 +461,14 @@ export type CaptureAdmission = Message<"callforest.capture.v1.CaptureAdmission">
     value: Continuation;
     case: "continuation";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * is_forest is set for a call of forest mode: the worker itself proves the boundary, and may start a
+   * fresh root where it cannot. In chain mode it must use the continuation or fail the capture.
+   *
+   * @generated from field: bool is_forest = 5;
+   */
+  isForest: boolean;
 };
 
 /**
@@ -267,5 +476,229 @@ export type CaptureAdmission = Message<"callforest.capture.v1.CaptureAdmission">
  * Use `create(CaptureAdmissionSchema)` to create a new message.
  */
 export const CaptureAdmissionSchema: GenMessage<CaptureAdmission> = /*@__PURE__*/
-  messageDesc(file_callforest_capture_v1_capture_admission, 6);
+  messageDesc(file_callforest_capture_v1_capture_admission, 9);
+
+/**
+ * CaptureDecision is what the worker found out and did when it placed a prefix (seed "Ownership and
+ * request flow", 2). It is evidence; no digest of the call covers it.
+ *
+ * @generated from message callforest.capture.v1.CaptureDecision
+ */
+export type CaptureDecision = Message<"callforest.capture.v1.CaptureDecision"> & {
+  /**
+   * input is what went into the engine.
+   *
+   * @generated from field: callforest.capture.v1.CaptureInput input = 1;
+   */
+  input: CaptureInput;
+
+  /**
+   * reason says why an admitted continuation became a fresh root, a reason of docs/protocol.md, section
+   * "Fresh roots"; empty otherwise.
+   *
+   * @generated from field: string reason = 2;
+   */
+  reason: string;
+
+  /**
+   * prefix_cut is the number of captured tokens that head the prompt.
+   *
+   * @generated from field: uint32 prefix_cut = 3;
+   */
+  prefixCut: number;
+
+  /**
+   * render_cut is where the part that came from the rendering begins in it.
+   *
+   * @generated from field: uint32 render_cut = 4;
+   */
+  renderCut: number;
+
+  /**
+   * proof is the SHA-256 over what the boundary was proven by (docs/protocol.md, section "Splice
+   * proof"): 32 bytes, or empty for a root.
+   *
+   * @generated from field: bytes proof = 5;
+   */
+  proof: Uint8Array;
+
+  /**
+   * notes are what else was seen, for instance "template_truncated_reasoning".
+   *
+   * @generated from field: repeated string notes = 6;
+   */
+  notes: string[];
+};
+
+/**
+ * Describes the message callforest.capture.v1.CaptureDecision.
+ * Use `create(CaptureDecisionSchema)` to create a new message.
+ */
+export const CaptureDecisionSchema: GenMessage<CaptureDecision> = /*@__PURE__*/
+  messageDesc(file_callforest_capture_v1_capture_admission, 10);
+
+/**
+ * EarlierState says how far a repeated call is.
+ *
+ * @generated from enum callforest.capture.v1.EarlierState
+ */
+export enum EarlierState {
+  /**
+   * EARLIER_STATE_UNSPECIFIED is never sent.
+   *
+   * @generated from enum value: EARLIER_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * EARLIER_STATE_PENDING: it has no row; it may be staged.
+   *
+   * @generated from enum value: EARLIER_STATE_PENDING = 1;
+   */
+  PENDING = 1,
+
+  /**
+   * EARLIER_STATE_COMMITTED: its response is the staged one.
+   *
+   * @generated from enum value: EARLIER_STATE_COMMITTED = 2;
+   */
+  COMMITTED = 2,
+
+  /**
+   * EARLIER_STATE_FAILED: it was not captured, and what was served of it is not kept.
+   *
+   * @generated from enum value: EARLIER_STATE_FAILED = 3;
+   */
+  FAILED = 3,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.EarlierState.
+ */
+export const EarlierStateSchema: GenEnum<EarlierState> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 0);
+
+/**
+ * RootReason says why a call of forest mode continues nothing.
+ *
+ * @generated from enum callforest.capture.v1.RootReason
+ */
+export enum RootReason {
+  /**
+   * ROOT_REASON_UNSPECIFIED is that of chain mode.
+   *
+   * @generated from enum value: ROOT_REASON_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * ROOT_REASON_NO_MODEL_ITEMS: the request holds nothing that a model wrote.
+   *
+   * @generated from enum value: ROOT_REASON_NO_MODEL_ITEMS = 1;
+   */
+  NO_MODEL_ITEMS = 1,
+
+  /**
+   * ROOT_REASON_HISTORY_NOT_RECORDED: no call of the attempt ends with the request's last model answer.
+   *
+   * @generated from enum value: ROOT_REASON_HISTORY_NOT_RECORDED = 2;
+   */
+  HISTORY_NOT_RECORDED = 2,
+
+  /**
+   * ROOT_REASON_RENDER_OPTIONS_CHANGED: one does, and was rendered with other options.
+   *
+   * @generated from enum value: ROOT_REASON_RENDER_OPTIONS_CHANGED = 3;
+   */
+  RENDER_OPTIONS_CHANGED = 3,
+
+  /**
+   * ROOT_REASON_NOT_OBSERVATIONS: one does, and more than user messages and tool results follow it.
+   *
+   * @generated from enum value: ROOT_REASON_NOT_OBSERVATIONS = 4;
+   */
+  NOT_OBSERVATIONS = 4,
+
+  /**
+   * ROOT_REASON_UNREADABLE_ITEM: an item of the request has no normal form.
+   *
+   * @generated from enum value: ROOT_REASON_UNREADABLE_ITEM = 5;
+   */
+  UNREADABLE_ITEM = 5,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.RootReason.
+ */
+export const RootReasonSchema: GenEnum<RootReason> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 1);
+
+/**
+ * HistoryMatch says in which sense a request's history is its predecessor's.
+ *
+ * @generated from enum callforest.capture.v1.HistoryMatch
+ */
+export enum HistoryMatch {
+  /**
+   * HISTORY_MATCH_UNSPECIFIED proves nothing.
+   *
+   * @generated from enum value: HISTORY_MATCH_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * HISTORY_MATCH_EXACT: every atom, and every spelling of missing text, is equal.
+   *
+   * @generated from enum value: HISTORY_MATCH_EXACT = 1;
+   */
+  EXACT = 1,
+
+  /**
+   * HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT: equal but for how answers that have no text spell that. The
+   * worker must prove that its renderer gives the same tokens for both.
+   *
+   * @generated from enum value: HISTORY_MATCH_TOOL_CONTENT_EQUIVALENT = 2;
+   */
+  TOOL_CONTENT_EQUIVALENT = 2,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.HistoryMatch.
+ */
+export const HistoryMatchSchema: GenEnum<HistoryMatch> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 2);
+
+/**
+ * CaptureInput is what went into the engine.
+ *
+ * @generated from enum callforest.capture.v1.CaptureInput
+ */
+export enum CaptureInput {
+  /**
+   * CAPTURE_INPUT_UNSPECIFIED is never sent.
+   *
+   * @generated from enum value: CAPTURE_INPUT_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * CAPTURE_INPUT_ROOT: the rendering as it is.
+   *
+   * @generated from enum value: CAPTURE_INPUT_ROOT = 1;
+   */
+  ROOT = 1,
+
+  /**
+   * CAPTURE_INPUT_SPLICED: the predecessor's captured tokens, then the rest of the rendering.
+   *
+   * @generated from enum value: CAPTURE_INPUT_SPLICED = 2;
+   */
+  SPLICED = 2,
+}
+
+/**
+ * Describes the enum callforest.capture.v1.CaptureInput.
+ */
+export const CaptureInputSchema: GenEnum<CaptureInput> = /*@__PURE__*/
+  enumDesc(file_callforest_capture_v1_capture_admission, 3);
 

@@ -4,13 +4,15 @@
 
 import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { CaptureMode } from "./attempt_pb.js";
+import { file_callforest_capture_v1_attempt } from "./attempt_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file callforest/capture/v1/receipt.proto.
  */
 export const file_callforest_capture_v1_receipt: GenFile = /*@__PURE__*/
-  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIt4DCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCRITCgt0cmFjZXBhcmVudBgUIAEoCUITChFfdGVybWluYWxfY2FsbF9pZCJACgtSZWNlaXB0Q2FsbBIPCgdjYWxsX2lkGAEgASgJEg4KBmRpZ2VzdBgCIAEoDBIQCghzZWxlY3RlZBgDIAEoCGIGcHJvdG8z");
+  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIokFCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCRITCgt0cmFjZXBhcmVudBgUIAEoCRIwCgRtb2RlGBUgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlEhgKEHNlbGVjdGlvbl9wb2xpY3kYFiABKAkSGQoRc2VsZWN0ZWRfY2FsbF9pZHMYFyADKAkSJgoebG9uZ2VzdF9nZW5lcmF0aW9uX3Rva2VuX2NvdW50GBggASgEEhoKEmVudmlyb25tZW50X21hc2tlZBgZIAEoCEITChFfdGVybWluYWxfY2FsbF9pZCKAAQoLUmVjZWlwdENhbGwSDwoHY2FsbF9pZBgBIAEoCRIOCgZkaWdlc3QYAiABKAwSEAoIc2VsZWN0ZWQYAyABKAgSDgoGcmVhc29uGAQgASgJEhsKDnBhcmVudF9jYWxsX2lkGAUgASgJSACIAQFCEQoPX3BhcmVudF9jYWxsX2lkYgZwcm90bzM", [file_callforest_capture_v1_attempt]);
 
 /**
  * Receipt says what a rollout contributes to training and why.
@@ -96,7 +98,8 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
   terminalCallId?: string | undefined;
 
   /**
-   * terminal_selection is the stage that attributed it: declared, response_id, content or heuristic.
+   * terminal_selection is who attributed it: declared, response_id, content or heuristic; explicit for a
+   * selection of the request, policy for a custom policy.
    *
    * @generated from field: string terminal_selection = 12;
    */
@@ -159,6 +162,43 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
    * @generated from field: string traceparent = 20;
    */
   traceparent: string;
+
+  /**
+   * mode is the attempt's; unspecified for chain.
+   *
+   * @generated from field: callforest.capture.v1.CaptureMode mode = 21;
+   */
+  mode: CaptureMode;
+
+  /**
+   * selection_policy is what selected: "returned_history", "all_captured", "explicit" or the name of a
+   * custom policy; empty in chain mode.
+   *
+   * @generated from field: string selection_policy = 22;
+   */
+  selectionPolicy: string;
+
+  /**
+   * selected_call_ids are the selected calls in the order of their priority; empty in chain mode, and when
+   * masked before anything was selected.
+   *
+   * @generated from field: repeated string selected_call_ids = 23;
+   */
+  selectedCallIds: string[];
+
+  /**
+   * longest_generation_token_count is the length of the longest generation that has loss.
+   *
+   * @generated from field: uint64 longest_generation_token_count = 24;
+   */
+  longestGenerationTokenCount: bigint;
+
+  /**
+   * environment_masked is set when the environment kept the rollout from training.
+   *
+   * @generated from field: bool environment_masked = 25;
+   */
+  environmentMasked: boolean;
 };
 
 /**
@@ -194,6 +234,22 @@ export type ReceiptCall = Message<"callforest.capture.v1.ReceiptCall"> & {
    * @generated from field: bool selected = 3;
    */
   selected: boolean;
+
+  /**
+   * reason says why the call is in or out, of forest mode: one of docs/protocol.md, section "Selection".
+   * No digest covers it.
+   *
+   * @generated from field: string reason = 4;
+   */
+  reason: string;
+
+  /**
+   * parent_call_id names the call that this one continues, of forest mode; absent for a root and in chain
+   * mode. With it a receipt alone says which row owns which loss.
+   *
+   * @generated from field: optional string parent_call_id = 5;
+   */
+  parentCallId?: string | undefined;
 };
 
 /**

@@ -11,11 +11,13 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/replay_summary.proto.
  */
 export const file_callforest_capture_v1_replay_summary: GenFile = /*@__PURE__*/
-  fileDesc("CipjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVwbGF5X3N1bW1hcnkucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSKLAQoNUmVwbGF5U3VtbWFyeRImChVub3JtYWxpemF0aW9uX3ZlcnNpb24YASABKA1CB7pIBCoCKAESEgoKaXRlbV9jb3VudBgCIAEoDRIeCg1zb3VyY2VfZGlnZXN0GAMgASgMQge6SAR6AmggEh4KDXJlbmRlcl9kaWdlc3QYBCABKAxCB7pIBHoCaCBiBnByb3RvMw", [file_buf_validate_validate]);
+  fileDesc("CipjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVwbGF5X3N1bW1hcnkucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSKcAgoNUmVwbGF5U3VtbWFyeRImChVub3JtYWxpemF0aW9uX3ZlcnNpb24YASABKA1CB7pIBCoCKAESEgoKaXRlbV9jb3VudBgCIAEoDRIeCg1zb3VyY2VfZGlnZXN0GAMgASgMQge6SAR6AmggEh4KDXJlbmRlcl9kaWdlc3QYBCABKAxCB7pIBHoCaCASjgEKE3Rvb2xfY29udGVudF9kaWdlc3QYBSABKAxCcbpIbroBawopcmVwbGF5X3N1bW1hcnkudG9vbF9jb250ZW50X2RpZ2VzdC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyYgZwcm90bzM", [file_buf_validate_validate]);
 
 /**
- * ReplaySummary is what is kept of a request to recognise its history in a later one: no items, only
- * their number and a digest chained over them. Its size does not depend on the history.
+ * ReplaySummary is what is kept of a call to recognise its history in a later request: no items, only
+ * their number and a digest chained over them. Its size does not depend on the history. In chain mode
+ * (normalization version 1) it covers the request's items; in forest mode (version 2) the atoms of the
+ * request and of its answer.
  *
  * @generated from message callforest.capture.v1.ReplaySummary
  */
@@ -47,6 +49,14 @@ export type ReplaySummary = Message<"callforest.capture.v1.ReplaySummary"> & {
    * @generated from field: bytes render_digest = 4;
    */
   renderDigest: Uint8Array;
+
+  /**
+   * tool_content_digest is the chained digest of how answers that have no text spell that:
+   * 32 bytes, of forest mode; empty in chain mode.
+   *
+   * @generated from field: bytes tool_content_digest = 5;
+   */
+  toolContentDigest: Uint8Array;
 };
 
 /**

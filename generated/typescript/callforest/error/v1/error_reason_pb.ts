@@ -9,7 +9,7 @@ import { enumDesc, fileDesc } from "@bufbuild/protobuf/codegenv2";
  * Describes the file callforest/error/v1/error_reason.proto.
  */
 export const file_callforest_error_v1_error_reason: GenFile = /*@__PURE__*/
-  fileDesc("CiZjYWxsZm9yZXN0L2Vycm9yL3YxL2Vycm9yX3JlYXNvbi5wcm90bxITY2FsbGZvcmVzdC5lcnJvci52MSrSCQoLRXJyb3JSZWFzb24SHAoYRVJST1JfUkVBU09OX1VOU1BFQ0lGSUVEEAASIAocRVJST1JfUkVBU09OX0lOVkFMSURfTUVTU0FHRRABEhkKFUVSUk9SX1JFQVNPTl9JTlRFUk5BTBACEhkKFUVSUk9SX1JFQVNPTl9EUkFJTklORxADEhsKF0VSUk9SX1JFQVNPTl9PVkVSTE9BREVEEAQSHgoaRVJST1JfUkVBU09OX0lURU1fREVBRExJTkUQBRIdChlFUlJPUl9SRUFTT05fRlJBTUVfQlJPS0VOEAYSIgoeRVJST1JfUkVBU09OX01FU1NBR0VfVE9PX0xBUkdFEAcSIQodRVJST1JfUkVBU09OX1BFRVJfVU5BVkFJTEFCTEUQCBIfChtFUlJPUl9SRUFTT05fVk9MQVRJTEVfU1RPUkUQCRIeChpFUlJPUl9SRUFTT05fU1RPUkVfQ09SUlVQVBAKEhsKF0VSUk9SX1JFQVNPTl9TVE9SRV9GVUxMEAsSIgoeRVJST1JfUkVBU09OX0FUVEVNUFRfTk9UX0ZPVU5EEBQSHwobRVJST1JfUkVBU09OX0FUVEVNUFRfQ0xPU0VEEBUSHwobRVJST1JfUkVBU09OX0FUVEVNUFRfU0VBTEVEEBYSIwofRVJST1JfUkVBU09OX0FUVEVNUFRfTk9UX1NFQUxFRBAXEh8KG0VSUk9SX1JFQVNPTl9TVEFMRV9NQU5JRkVTVBAYEh8KG0VSUk9SX1JFQVNPTl9DQUxMX05PVF9GT1VORBAZEiIKHkVSUk9SX1JFQVNPTl9DQUxMX05PVF9BRE1JVFRFRBAaEh4KGkVSUk9SX1JFQVNPTl9DQUxMX01JU01BVENIEBsSJQohRVJST1JfUkVBU09OX0NPT1JESU5BVEVTX01JU01BVENIEBwSIAocRVJST1JfUkVBU09OX0RJR0VTVF9NSVNNQVRDSBAoEiIKHkVSUk9SX1JFQVNPTl9QQVJUSVRJT05fRFJPUFBFRBApEh4KGkVSUk9SX1JFQVNPTl9QUkVGSVhfQlJPS0VOECoSIAocRVJST1JfUkVBU09OX1JFUVVFU1RfUkVGVVNFRBA8EiMKH0VSUk9SX1JFQVNPTl9FTkdJTkVfVU5BVkFJTEFCTEUQPRIlCiFFUlJPUl9SRUFTT05fV0VJR0hUX1ZFUlNJT05fU1RBTEUQPhIfChtFUlJPUl9SRUFTT05fR1JPVVBfTUlTTUFUQ0gQUBIhCh1FUlJPUl9SRUFTT05fR1JPVVBfSU5DT01QTEVURRBREiIKHkVSUk9SX1JFQVNPTl9SRUNFSVBUX05PVF9GT1VORBBSEh8KG0VSUk9SX1JFQVNPTl9DVVJTT1JfSU5WQUxJRBBTEh8KG0VSUk9SX1JFQVNPTl9DT05TVU1FUl9CT1VORBBUEigKJEVSUk9SX1JFQVNPTl9TVUJTQ1JJUFRJT05fU1VQRVJTRURFRBBVEiYKIkVSUk9SX1JFQVNPTl9UUkFJTkVSX0NPTkZJR1VSQVRJT04QZBIfChtFUlJPUl9SRUFTT05fTEVBUk5FUl9GQUlMRUQQZRIjCh9FUlJPUl9SRUFTT05fQ0hFQ0tQT0lOVF9SRUZVU0VEEGZiBnByb3RvMw");
+  fileDesc("CiZjYWxsZm9yZXN0L2Vycm9yL3YxL2Vycm9yX3JlYXNvbi5wcm90bxITY2FsbGZvcmVzdC5lcnJvci52MSr5CwoLRXJyb3JSZWFzb24SHAoYRVJST1JfUkVBU09OX1VOU1BFQ0lGSUVEEAASIAocRVJST1JfUkVBU09OX0lOVkFMSURfTUVTU0FHRRABEhkKFUVSUk9SX1JFQVNPTl9JTlRFUk5BTBACEhkKFUVSUk9SX1JFQVNPTl9EUkFJTklORxADEhsKF0VSUk9SX1JFQVNPTl9PVkVSTE9BREVEEAQSHgoaRVJST1JfUkVBU09OX0lURU1fREVBRExJTkUQBRIdChlFUlJPUl9SRUFTT05fRlJBTUVfQlJPS0VOEAYSIgoeRVJST1JfUkVBU09OX01FU1NBR0VfVE9PX0xBUkdFEAcSIQodRVJST1JfUkVBU09OX1BFRVJfVU5BVkFJTEFCTEUQCBIfChtFUlJPUl9SRUFTT05fVk9MQVRJTEVfU1RPUkUQCRIeChpFUlJPUl9SRUFTT05fU1RPUkVfQ09SUlVQVBAKEhsKF0VSUk9SX1JFQVNPTl9TVE9SRV9GVUxMEAsSIgoeRVJST1JfUkVBU09OX0FUVEVNUFRfTk9UX0ZPVU5EEBQSHwobRVJST1JfUkVBU09OX0FUVEVNUFRfQ0xPU0VEEBUSHwobRVJST1JfUkVBU09OX0FUVEVNUFRfU0VBTEVEEBYSIwofRVJST1JfUkVBU09OX0FUVEVNUFRfTk9UX1NFQUxFRBAXEh8KG0VSUk9SX1JFQVNPTl9TVEFMRV9NQU5JRkVTVBAYEh8KG0VSUk9SX1JFQVNPTl9DQUxMX05PVF9GT1VORBAZEiIKHkVSUk9SX1JFQVNPTl9DQUxMX05PVF9BRE1JVFRFRBAaEh4KGkVSUk9SX1JFQVNPTl9DQUxMX01JU01BVENIEBsSJQohRVJST1JfUkVBU09OX0NPT1JESU5BVEVTX01JU01BVENIEBwSIgoeRVJST1JfUkVBU09OX0FNQklHVU9VU19ISVNUT1JZEB0SHgoaRVJST1JfUkVBU09OX01PREVfTUlTTUFUQ0gQHhImCiJFUlJPUl9SRUFTT05fSElTVE9SWV9DTEFJTV9SRUZVU0VEEB8SJgoiRVJST1JfUkVBU09OX0NPTkZJR1VSQVRJT05fQ0hBTkdFRBAgEiAKHEVSUk9SX1JFQVNPTl9BTUJJR1VPVVNfUkVUUlkQIRIgChxFUlJPUl9SRUFTT05fRElHRVNUX01JU01BVENIECgSIgoeRVJST1JfUkVBU09OX1BBUlRJVElPTl9EUk9QUEVEECkSHgoaRVJST1JfUkVBU09OX1BSRUZJWF9CUk9LRU4QKhIgChxFUlJPUl9SRUFTT05fUkVRVUVTVF9SRUZVU0VEEDwSIwofRVJST1JfUkVBU09OX0VOR0lORV9VTkFWQUlMQUJMRRA9EiUKIUVSUk9SX1JFQVNPTl9XRUlHSFRfVkVSU0lPTl9TVEFMRRA+EiEKHUVSUk9SX1JFQVNPTl9ISVNUT1JZX1JFUVVJUkVEED8SKAokRVJST1JfUkVBU09OX0NBTkRJREFURV9XSVRIT1VUX1BST09GEEASHwobRVJST1JfUkVBU09OX0dST1VQX01JU01BVENIEFASIQodRVJST1JfUkVBU09OX0dST1VQX0lOQ09NUExFVEUQURIiCh5FUlJPUl9SRUFTT05fUkVDRUlQVF9OT1RfRk9VTkQQUhIfChtFUlJPUl9SRUFTT05fQ1VSU09SX0lOVkFMSUQQUxIfChtFUlJPUl9SRUFTT05fQ09OU1VNRVJfQk9VTkQQVBIoCiRFUlJPUl9SRUFTT05fU1VCU0NSSVBUSU9OX1NVUEVSU0VERUQQVRIiCh5FUlJPUl9SRUFTT05fU0VMRUNUSU9OX1JFRlVTRUQQVhImCiJFUlJPUl9SRUFTT05fVFJBSU5FUl9DT05GSUdVUkFUSU9OEGQSHwobRVJST1JfUkVBU09OX0xFQVJORVJfRkFJTEVEEGUSIwofRVJST1JfUkVBU09OX0NIRUNLUE9JTlRfUkVGVVNFRBBmYgZwcm90bzM");
 
 /**
  * ErrorReason says why a request was refused or an item failed.
@@ -122,9 +122,9 @@ export enum ErrorReason {
   STORE_CORRUPT = 10,
 
   /**
-   * ERROR_REASON_STORE_FULL: the store's quota is reached. Status RESOURCE_EXHAUSTED with a
-   * google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
-   * Metadata: store, used_bytes, quota_bytes.
+   * ERROR_REASON_STORE_FULL: the store's quota is reached, or its disk is almost full. Status
+   * RESOURCE_EXHAUSTED with a google.rpc.RetryInfo. Reads and deletes go on; free space or raise the quota.
+   * Metadata: store, used_bytes, quota_bytes, free_bytes.
    *
    * @generated from enum value: ERROR_REASON_STORE_FULL = 11;
    */
@@ -210,6 +210,54 @@ export enum ErrorReason {
   COORDINATES_MISMATCH = 28,
 
   /**
+   * ERROR_REASON_AMBIGUOUS_HISTORY: the request's history ends more than one recorded call, and nothing it
+   * echoes tells which. Status FAILED_PRECONDITION; nothing was generated. Echo the ids of the answer's
+   * items, or name the call in a delta request.
+   * Metadata: capture_key, call_id, candidates.
+   *
+   * @generated from enum value: ERROR_REASON_AMBIGUOUS_HISTORY = 29;
+   */
+  AMBIGUOUS_HISTORY = 29,
+
+  /**
+   * ERROR_REASON_MODE_MISMATCH: the attempt was opened in another capture mode. Status
+   * FAILED_PRECONDITION. Open the attempt in the mode of the gateway.
+   * Metadata: capture_key, expected, actual.
+   *
+   * @generated from enum value: ERROR_REASON_MODE_MISMATCH = 30;
+   */
+  MODE_MISMATCH = 30,
+
+  /**
+   * ERROR_REASON_HISTORY_CLAIM_REFUSED: the call that a delta request says it continues does not end where
+   * the request's history does, or was rendered with other options. Status FAILED_PRECONDITION; nothing
+   * was generated. Send the history whole.
+   * Metadata: capture_key, call_id, claimed_call_id, fault.
+   *
+   * @generated from enum value: ERROR_REASON_HISTORY_CLAIM_REFUSED = 31;
+   */
+  HISTORY_CLAIM_REFUSED = 31,
+
+  /**
+   * ERROR_REASON_CONFIGURATION_CHANGED: model, template or processor are not those with which the attempt
+   * began. Status FAILED_PRECONDITION; nothing was generated. Open another attempt.
+   * Metadata: capture_key, expected, actual.
+   *
+   * @generated from enum value: ERROR_REASON_CONFIGURATION_CHANGED = 32;
+   */
+  CONFIGURATION_CHANGED = 32,
+
+  /**
+   * ERROR_REASON_AMBIGUOUS_RETRY: a request that is marked as a repeat has no key, and more than one earlier
+   * call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
+   * request.
+   * Metadata: capture_key, candidates.
+   *
+   * @generated from enum value: ERROR_REASON_AMBIGUOUS_RETRY = 33;
+   */
+  AMBIGUOUS_RETRY = 33,
+
+  /**
    * ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
    * INVALID_ARGUMENT. Nothing was stored.
    * Metadata: capture_key, call_id, field.
@@ -264,6 +312,26 @@ export enum ErrorReason {
   WEIGHT_VERSION_STALE = 62,
 
   /**
+   * ERROR_REASON_HISTORY_REQUIRED: the gateway no longer has the history of the call that a delta request
+   * names. Status FAILED_PRECONDITION; nothing was generated. Send the request again with the whole history
+   * and history_is_whole.
+   * Metadata: capture_key, call_id.
+   *
+   * @generated from enum value: ERROR_REASON_HISTORY_REQUIRED = 63;
+   */
+  HISTORY_REQUIRED = 63,
+
+  /**
+   * ERROR_REASON_CANDIDATE_WITHOUT_PROOF: a continuation of forest mode does not say in which sense the
+   * histories match. Status FAILED_PRECONDITION; nothing was generated. Admission and worker must be of
+   * paired releases.
+   * Metadata: capture_key, call_id.
+   *
+   * @generated from enum value: ERROR_REASON_CANDIDATE_WITHOUT_PROOF = 64;
+   */
+  CANDIDATE_WITHOUT_PROOF = 64,
+
+  /**
    * ERROR_REASON_GROUP_MISMATCH: the group or the rollout was finalized before with other content.
    * Status ALREADY_EXISTS.
    * Metadata: group_id, rollout_id, field.
@@ -314,6 +382,16 @@ export enum ErrorReason {
    * @generated from enum value: ERROR_REASON_SUBSCRIPTION_SUPERSEDED = 85;
    */
   SUBSCRIPTION_SUPERSEDED = 85,
+
+  /**
+   * ERROR_REASON_SELECTION_REFUSED: the returned history or the selection is missing, contradictory,
+   * duplicated or ambiguous, or names what was not captured. Status INVALID_ARGUMENT; no receipt was
+   * written. `fault` is a fault of docs/protocol.md, section "Selection".
+   * Metadata: rollout_id, fault, call_ids.
+   *
+   * @generated from enum value: ERROR_REASON_SELECTION_REFUSED = 86;
+   */
+  SELECTION_REFUSED = 86,
 
   /**
    * ERROR_REASON_TRAINER_CONFIGURATION: the configuration or the loaded model cannot be trained.

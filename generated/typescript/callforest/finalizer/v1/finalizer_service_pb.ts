@@ -11,13 +11,15 @@ import type { GroupBatch } from "../../capture/v1/group_batch_pb.js";
 import { file_callforest_capture_v1_group_batch } from "../../capture/v1/group_batch_pb.js";
 import type { Receipt } from "../../capture/v1/receipt_pb.js";
 import { file_callforest_capture_v1_receipt } from "../../capture/v1/receipt_pb.js";
+import type { Selection } from "../../capture/v1/selection_pb.js";
+import { file_callforest_capture_v1_selection } from "../../capture/v1/selection_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file callforest/finalizer/v1/finalizer_service.proto.
  */
 export const file_callforest_finalizer_v1_finalizer_service: GenFile = /*@__PURE__*/
-  fileDesc("Ci9jYWxsZm9yZXN0L2ZpbmFsaXplci92MS9maW5hbGl6ZXJfc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEiuAQKFkZpbmFsaXplUm9sbG91dFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQStAEKCnJvbGxvdXRfaWQYAyABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSFgoEc2xvdBgEIAEoDUIIukgFKgMQgCASOAoLY2FwdHVyZV9rZXkYBSABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJEgAiAEBEg0KBWVwb2NoGAYgASgEEhAKCHJldmlzaW9uGAcgASgEEhcKBnJld2FyZBgIIAEoAUIHukgEEgJAARItChRkZWNsYXJlZF9yZXNwb25zZV9pZBgJIAEoCUIKukgHcgUQARiAAkgBiAEBEiMKD3Njb3JlZF9yZXNwb25zZRgKIAEoDEIKukgHegUYgICAAUIOCgxfY2FwdHVyZV9rZXlCFwoVX2RlY2xhcmVkX3Jlc3BvbnNlX2lkIkoKF0ZpbmFsaXplUm9sbG91dFJlc3BvbnNlEi8KB3JlY2VpcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdCK7AQoURmluYWxpemVHcm91cFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSIQoNcm9sbG91dF9jb3VudBgDIAEoDUIKukgHKgUYgCAoARIgCg5hYmFuZG9uX3JlYXNvbhgEIAEoCUIIukgFcgMYgAEiaQoVRmluYWxpemVHcm91cFJlc3BvbnNlEg4KBmN1cnNvchgBIAEoBBIPCgdyb3dfaWRzGAIgAygJEhMKC2Ryb3BfcmVhc29uGAMgASgJEhoKEmhldXJpc3RpY19mcmFjdGlvbhgEIAEoASLTAQoUU3Vic2NyaWJlUm93c1JlcXVlc3QSOwoFc3RhcnQYASABKAsyKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TdGFydFN1YnNjcmlwdGlvbkgAEjQKBmNyZWRpdBgCIAEoCzIiLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd0NyZWRpdEgAEjcKBmNvbW1pdBgDIAEoCzIlLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkNvbW1pdEN1cnNvckgAQg8KBmFjdGlvbhIFukgCCAEinwEKEVN0YXJ0U3Vic2NyaXB0aW9uEiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghjb25zdW1lchgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhkKDGFmdGVyX2N1cnNvchgDIAEoBEgAiAEBQg8KDV9hZnRlcl9jdXJzb3IiJwoJUm93Q3JlZGl0EhoKBmdyb3VwcxgBIAEoDUIKukgHKgUYgAgoASIeCgxDb21taXRDdXJzb3ISDgoGY3Vyc29yGAEgASgEIqgCChVTdWJzY3JpYmVSb3dzUmVzcG9uc2USMgoFYmF0Y2gYASABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCYXRjaEgAEjIKBWJlZ2luGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAQgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSAASOgoJY29tbWl0dGVkGAUgASgLMiUuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuQ29tbWl0Q3Vyc29ySABCBwoFZXZlbnQiQAoQR2V0Um93TG9nUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQiVAoRR2V0Um93TG9nUmVzcG9uc2USEwoLaGVhZF9jdXJzb3IYASABKAQSGAoQY29tbWl0dGVkX2N1cnNvchgCIAEoBBIQCghjb25zdW1lchgDIAEoCSJ1ChFHZXRSZWNlaXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMgoKcm9sbG91dF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkUKEkdldFJlY2VpcHRSZXNwb25zZRIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQy0AQKEEZpbmFsaXplclNlcnZpY2USeQoPRmluYWxpemVSb2xsb3V0Ei8uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVSb2xsb3V0UmVxdWVzdBowLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplUm9sbG91dFJlc3BvbnNlIgOQAgIScwoNRmluYWxpemVHcm91cBItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplR3JvdXBSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVHcm91cFJlc3BvbnNlIgOQAgISdwoNU3Vic2NyaWJlUm93cxItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlN1YnNjcmliZVJvd3NSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuU3Vic2NyaWJlUm93c1Jlc3BvbnNlIgOQAgIoATABEmcKCUdldFJvd0xvZxIpLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJvd0xvZ1JlcXVlc3QaKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5HZXRSb3dMb2dSZXNwb25zZSIDkAIBEmoKCkdldFJlY2VpcHQSKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5HZXRSZWNlaXB0UmVxdWVzdBorLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJlY2VpcHRSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_frame, file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt]);
+  fileDesc("Ci9jYWxsZm9yZXN0L2ZpbmFsaXplci92MS9maW5hbGl6ZXJfc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEi9AYKFkZpbmFsaXplUm9sbG91dFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQStAEKCnJvbGxvdXRfaWQYAyABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSFgoEc2xvdBgEIAEoDUIIukgFKgMQgCASOAoLY2FwdHVyZV9rZXkYBSABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJEgAiAEBEg0KBWVwb2NoGAYgASgEEhAKCHJldmlzaW9uGAcgASgEEhcKBnJld2FyZBgIIAEoAUIHukgEEgJAARItChRkZWNsYXJlZF9yZXNwb25zZV9pZBgJIAEoCUIKukgHcgUQARiAAkgBiAEBEiMKD3Njb3JlZF9yZXNwb25zZRgKIAEoDEIKukgHegUYgICAARIaCgZyZXN1bHQYCyABKAxCCrpIB3oFGICAwAESMwoJc2VsZWN0aW9uGAwgASgLMiAuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlNlbGVjdGlvbhIaChJlbnZpcm9ubWVudF9tYXNrZWQYDSABKAgSHgoWbWFza19yZWZ1c2VkX3NlbGVjdGlvbhgOIAEoCDqsAbpIqAEapQEKGWZpbmFsaXplX3JvbGxvdXQuZXZpZGVuY2USTXNjb3JlZF9yZXNwb25zZSBhbmQgcmVzdWx0IGhhdmUgbW9yZSB0aGFuIDMsNTAwLDAwMCBieXRlczsgbmFtZSBjYWxscyBpbnN0ZWFkGjlzaXplKHRoaXMuc2NvcmVkX3Jlc3BvbnNlKSArIHNpemUodGhpcy5yZXN1bHQpIDw9IDM1MDAwMDBCDgoMX2NhcHR1cmVfa2V5QhcKFV9kZWNsYXJlZF9yZXNwb25zZV9pZCJKChdGaW5hbGl6ZVJvbGxvdXRSZXNwb25zZRIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQiuwEKFEZpbmFsaXplR3JvdXBSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghncm91cF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEiEKDXJvbGxvdXRfY291bnQYAyABKA1CCrpIByoFGIAgKAESIAoOYWJhbmRvbl9yZWFzb24YBCABKAlCCLpIBXIDGIABIoUBChVGaW5hbGl6ZUdyb3VwUmVzcG9uc2USDgoGY3Vyc29yGAEgASgEEg8KB3Jvd19pZHMYAiADKAkSEwoLZHJvcF9yZWFzb24YAyABKAkSGgoSaGV1cmlzdGljX2ZyYWN0aW9uGAQgASgBEhoKEnJlcGxhY2VtZW50X3dhbnRlZBgFIAEoCCLTAQoUU3Vic2NyaWJlUm93c1JlcXVlc3QSOwoFc3RhcnQYASABKAsyKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TdGFydFN1YnNjcmlwdGlvbkgAEjQKBmNyZWRpdBgCIAEoCzIiLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd0NyZWRpdEgAEjcKBmNvbW1pdBgDIAEoCzIlLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkNvbW1pdEN1cnNvckgAQg8KBmFjdGlvbhIFukgCCAEinwEKEVN0YXJ0U3Vic2NyaXB0aW9uEiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghjb25zdW1lchgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhkKDGFmdGVyX2N1cnNvchgDIAEoBEgAiAEBQg8KDV9hZnRlcl9jdXJzb3IiJwoJUm93Q3JlZGl0EhoKBmdyb3VwcxgBIAEoDUIKukgHKgUYgAgoASIeCgxDb21taXRDdXJzb3ISDgoGY3Vyc29yGAEgASgEIqgCChVTdWJzY3JpYmVSb3dzUmVzcG9uc2USMgoFYmF0Y2gYASABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCYXRjaEgAEjIKBWJlZ2luGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAQgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSAASOgoJY29tbWl0dGVkGAUgASgLMiUuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuQ29tbWl0Q3Vyc29ySABCBwoFZXZlbnQiQAoQR2V0Um93TG9nUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQiVAoRR2V0Um93TG9nUmVzcG9uc2USEwoLaGVhZF9jdXJzb3IYASABKAQSGAoQY29tbWl0dGVkX2N1cnNvchgCIAEoBBIQCghjb25zdW1lchgDIAEoCSJxCg9HZXRHcm91cFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQi5gEKEEdldEdyb3VwUmVzcG9uc2USMgoFYmF0Y2gYASABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCYXRjaEgAEjIKBWJlZ2luGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAQgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCBgoEcGFydCJ1ChFHZXRSZWNlaXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMgoKcm9sbG91dF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkUKEkdldFJlY2VpcHRSZXNwb25zZRIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQyuAUKEEZpbmFsaXplclNlcnZpY2USeQoPRmluYWxpemVSb2xsb3V0Ei8uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVSb2xsb3V0UmVxdWVzdBowLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplUm9sbG91dFJlc3BvbnNlIgOQAgIScwoNRmluYWxpemVHcm91cBItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplR3JvdXBSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVHcm91cFJlc3BvbnNlIgOQAgISdwoNU3Vic2NyaWJlUm93cxItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlN1YnNjcmliZVJvd3NSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuU3Vic2NyaWJlUm93c1Jlc3BvbnNlIgOQAgIoATABEmcKCUdldFJvd0xvZxIpLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJvd0xvZ1JlcXVlc3QaKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5HZXRSb3dMb2dSZXNwb25zZSIDkAIBEmYKCEdldEdyb3VwEiguY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0R3JvdXBSZXF1ZXN0GikuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0R3JvdXBSZXNwb25zZSIDkAIBMAESagoKR2V0UmVjZWlwdBIqLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJlY2VpcHRSZXF1ZXN0GisuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0UmVjZWlwdFJlc3BvbnNlIgOQAgFiBnByb3RvMw", [file_buf_validate_validate, file_callforest_capture_v1_frame, file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
 
 /**
  * FinalizeRolloutRequest names a sealed attempt and how it ended.
@@ -97,6 +99,36 @@ export type FinalizeRolloutRequest = Message<"callforest.finalizer.v1.FinalizeRo
    * @generated from field: bytes scored_response = 10;
    */
   scoredResponse: Uint8Array;
+
+  /**
+   * result is the harness's ordinary result as JSON bytes, or empty: the returned history from which forest
+   * mode selects, and what a custom policy is given.
+   *
+   * @generated from field: bytes result = 11;
+   */
+  result: Uint8Array;
+
+  /**
+   * selection names the calls that train, of forest mode, instead of having a policy choose them.
+   *
+   * @generated from field: callforest.capture.v1.Selection selection = 12;
+   */
+  selection?: Selection | undefined;
+
+  /**
+   * environment_masked keeps the rollout from training because its environment says so; its verified
+   * generations still count in the metrics.
+   *
+   * @generated from field: bool environment_masked = 13;
+   */
+  environmentMasked: boolean;
+
+  /**
+   * mask_refused_selection turns evidence that would be SELECTION_REFUSED into a masked receipt.
+   *
+   * @generated from field: bool mask_refused_selection = 14;
+   */
+  maskRefusedSelection: boolean;
 };
 
 /**
@@ -203,6 +235,14 @@ export type FinalizeGroupResponse = Message<"callforest.finalizer.v1.FinalizeGro
    * @generated from field: double heuristic_fraction = 4;
    */
   heuristicFraction: number;
+
+  /**
+   * replacement_wanted is set when the group was dropped because too few of its rollouts could be verified
+   * (drop_reason below_min_valid_fraction): its owner should run another, within its own budget.
+   *
+   * @generated from field: bool replacement_wanted = 5;
+   */
+  replacementWanted: boolean;
 };
 
 /**
@@ -454,6 +494,87 @@ export const GetRowLogResponseSchema: GenMessage<GetRowLogResponse> = /*@__PURE_
   messageDesc(file_callforest_finalizer_v1_finalizer_service, 10);
 
 /**
+ * GetGroupRequest names a group.
+ *
+ * @generated from message callforest.finalizer.v1.GetGroupRequest
+ */
+export type GetGroupRequest = Message<"callforest.finalizer.v1.GetGroupRequest"> & {
+  /**
+   * tenant owns the group.
+   *
+   * @generated from field: string tenant = 1;
+   */
+  tenant: string;
+
+  /**
+   * group_id names the group.
+   *
+   * @generated from field: string group_id = 2;
+   */
+  groupId: string;
+};
+
+/**
+ * Describes the message callforest.finalizer.v1.GetGroupRequest.
+ * Use `create(GetGroupRequestSchema)` to create a new message.
+ */
+export const GetGroupRequestSchema: GenMessage<GetGroupRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 11);
+
+/**
+ * GetGroupResponse is the group, or a frame of a large one.
+ *
+ * @generated from message callforest.finalizer.v1.GetGroupResponse
+ */
+export type GetGroupResponse = Message<"callforest.finalizer.v1.GetGroupResponse"> & {
+  /**
+   * part is one of these.
+   *
+   * @generated from oneof callforest.finalizer.v1.GetGroupResponse.part
+   */
+  part: {
+    /**
+     * batch is the group.
+     *
+     * @generated from field: callforest.capture.v1.GroupBatch batch = 1;
+     */
+    value: GroupBatch;
+    case: "batch";
+  } | {
+    /**
+     * begin announces a large group.
+     *
+     * @generated from field: callforest.capture.v1.FrameBegin begin = 2;
+     */
+    value: FrameBegin;
+    case: "begin";
+  } | {
+    /**
+     * chunk is a part of it.
+     *
+     * @generated from field: callforest.capture.v1.FrameChunk chunk = 3;
+     */
+    value: FrameChunk;
+    case: "chunk";
+  } | {
+    /**
+     * end closes it.
+     *
+     * @generated from field: callforest.capture.v1.FrameEnd end = 4;
+     */
+    value: FrameEnd;
+    case: "end";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message callforest.finalizer.v1.GetGroupResponse.
+ * Use `create(GetGroupResponseSchema)` to create a new message.
+ */
+export const GetGroupResponseSchema: GenMessage<GetGroupResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 12);
+
+/**
  * GetReceiptRequest names a rollout.
  *
  * @generated from message callforest.finalizer.v1.GetReceiptRequest
@@ -479,7 +600,7 @@ export type GetReceiptRequest = Message<"callforest.finalizer.v1.GetReceiptReque
  * Use `create(GetReceiptRequestSchema)` to create a new message.
  */
 export const GetReceiptRequestSchema: GenMessage<GetReceiptRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_finalizer_v1_finalizer_service, 11);
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 13);
 
 /**
  * GetReceiptResponse is the receipt.
@@ -500,7 +621,7 @@ export type GetReceiptResponse = Message<"callforest.finalizer.v1.GetReceiptResp
  * Use `create(GetReceiptResponseSchema)` to create a new message.
  */
 export const GetReceiptResponseSchema: GenMessage<GetReceiptResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_finalizer_v1_finalizer_service, 12);
+  messageDesc(file_callforest_finalizer_v1_finalizer_service, 14);
 
 /**
  * FinalizerService turns sealed attempts into receipts, verifies what they staged, and publishes the
@@ -513,7 +634,7 @@ export const FinalizerService: GenService<{
    * FinalizeRollout verifies one logical rollout and fixes its receipt. It answers when the receipt is
    * durable. The same request again gets the same receipt. Costs one read of the attempt's staged
    * tokens. Reasons: ATTEMPT_NOT_FOUND, ATTEMPT_NOT_SEALED, STALE_MANIFEST, GROUP_MISMATCH,
-   * PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
+   * SELECTION_REFUSED, PEER_UNAVAILABLE. An attempt that cannot train is a masked receipt, not an error.
    *
    * @generated from rpc callforest.finalizer.v1.FinalizerService.FinalizeRollout
    */
@@ -557,6 +678,18 @@ export const FinalizerService: GenService<{
     methodKind: "unary";
     input: typeof GetRowLogRequestSchema;
     output: typeof GetRowLogResponseSchema;
+  },
+  /**
+   * GetGroup reads a published group as it is delivered, without moving any cursor, for instance to export
+   * its rows with what proves them. Costs what its delivery costs. Reasons: GROUP_INCOMPLETE when it was
+   * not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, PEER_UNAVAILABLE.
+   *
+   * @generated from rpc callforest.finalizer.v1.FinalizerService.GetGroup
+   */
+  getGroup: {
+    methodKind: "server_streaming";
+    input: typeof GetGroupRequestSchema;
+    output: typeof GetGroupResponseSchema;
   },
   /**
    * GetReceipt reads the receipt of a rollout. Reasons: RECEIPT_NOT_FOUND.

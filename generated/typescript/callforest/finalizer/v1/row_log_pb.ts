@@ -8,13 +8,15 @@ import type { Row } from "../../capture/v1/group_batch_pb.js";
 import { file_callforest_capture_v1_group_batch } from "../../capture/v1/group_batch_pb.js";
 import type { Receipt } from "../../capture/v1/receipt_pb.js";
 import { file_callforest_capture_v1_receipt } from "../../capture/v1/receipt_pb.js";
+import type { Selection } from "../../capture/v1/selection_pb.js";
+import { file_callforest_capture_v1_selection } from "../../capture/v1/selection_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file callforest/finalizer/v1/row_log.proto.
  */
 export const file_callforest_finalizer_v1_row_log: GenFile = /*@__PURE__*/
-  fileDesc("CiVjYWxsZm9yZXN0L2ZpbmFsaXplci92MS9yb3dfbG9nLnByb3RvEhdjYWxsZm9yZXN0LmZpbmFsaXplci52MSLiAQoQRmluYWxpemVkUm9sbG91dBIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQSIQoUZGVjbGFyZWRfcmVzcG9uc2VfaWQYAiABKAlIAIgBARIeChZzY29yZWRfcmVzcG9uc2Vfc2hhMjU2GAMgASgMEhUKDXBhdGhfY2FsbF9pZHMYBCADKAkSEgoKcGF0aF9ieXRlcxgFIAEoBBIWCg5hdHRlbXB0X251bWJlchgGIAEoDUIXChVfZGVjbGFyZWRfcmVzcG9uc2VfaWQihwIKC0xvZ2dlZEdyb3VwEg4KBmN1cnNvchgBIAEoBBIQCghncm91cF9pZBgCIAEoCRITCgtyb2xsb3V0X2lkcxgDIAMoCRI7CghzZWdtZW50cxgEIAMoCzIpLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlNlZ21lbnRSZWZlcmVuY2USKAoEcm93cxgFIAMoCzIaLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb3cSFAoMcm93X211bHRpcGxlGAYgASgNEhMKC2Ryb3BfcmVhc29uGAcgASgJEhoKEmhldXJpc3RpY19mcmFjdGlvbhgIIAEoARITCgt0cmFjZXBhcmVudBgJIAEoCSJIChBTZWdtZW50UmVmZXJlbmNlEhMKC2NhcHR1cmVfa2V5GAEgASgJEg8KB2NhbGxfaWQYAiABKAkSDgoGZGlnZXN0GAMgASgMImYKC1Jvd0xvZ1N0YXRlEhMKC2hlYWRfY3Vyc29yGAEgASgEEhgKEGNvbW1pdHRlZF9jdXJzb3IYAiABKAQSFgoOY2xlYW5lZF9jdXJzb3IYAyABKAQSEAoIY29uc3VtZXIYBCABKAliBnByb3RvMw", [file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt]);
+  fileDesc("CiVjYWxsZm9yZXN0L2ZpbmFsaXplci92MS9yb3dfbG9nLnByb3RvEhdjYWxsZm9yZXN0LmZpbmFsaXplci52MSLfAgoQRmluYWxpemVkUm9sbG91dBIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQSIQoUZGVjbGFyZWRfcmVzcG9uc2VfaWQYAiABKAlIAIgBARIeChZzY29yZWRfcmVzcG9uc2Vfc2hhMjU2GAMgASgMEhUKDXBhdGhfY2FsbF9pZHMYBCADKAkSEgoKcGF0aF9ieXRlcxgFIAEoBBIWCg5hdHRlbXB0X251bWJlchgGIAEoDRIvCgVwYXRocxgHIAMoCzIgLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd1BhdGgSFQoNcmVzdWx0X3NoYTI1NhgIIAEoDBIzCglzZWxlY3Rpb24YCSABKAsyIC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU2VsZWN0aW9uQhcKFV9kZWNsYXJlZF9yZXNwb25zZV9pZCIbCgdSb3dQYXRoEhAKCGNhbGxfaWRzGAEgAygJIocCCgtMb2dnZWRHcm91cBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSEwoLcm9sbG91dF9pZHMYAyADKAkSOwoIc2VnbWVudHMYBCADKAsyKS5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TZWdtZW50UmVmZXJlbmNlEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhQKDHJvd19tdWx0aXBsZRgGIAEoDRITCgtkcm9wX3JlYXNvbhgHIAEoCRIaChJoZXVyaXN0aWNfZnJhY3Rpb24YCCABKAESEwoLdHJhY2VwYXJlbnQYCSABKAkiSAoQU2VnbWVudFJlZmVyZW5jZRITCgtjYXB0dXJlX2tleRgBIAEoCRIPCgdjYWxsX2lkGAIgASgJEg4KBmRpZ2VzdBgDIAEoDCJmCgtSb3dMb2dTdGF0ZRITCgtoZWFkX2N1cnNvchgBIAEoBBIYChBjb21taXR0ZWRfY3Vyc29yGAIgASgEEhYKDmNsZWFuZWRfY3Vyc29yGAMgASgEEhAKCGNvbnN1bWVyGAQgASgJYgZwcm90bzM", [file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
 
 /**
  * FinalizedRollout is what the finalizer keeps of a rollout: its receipt, what was asked, and what its
@@ -45,14 +47,15 @@ export type FinalizedRollout = Message<"callforest.finalizer.v1.FinalizedRollout
   scoredResponseSha256: Uint8Array;
 
   /**
-   * path_call_ids are the calls of the training row from root to endpoint; empty when masked.
+   * path_call_ids are the calls of the one training row of chain mode, from root to endpoint; empty when
+   * masked and in forest mode.
    *
    * @generated from field: repeated string path_call_ids = 4;
    */
   pathCallIds: string[];
 
   /**
-   * path_bytes is the size of those calls in a batch.
+   * path_bytes is the size of the calls of all rows in a batch, each counted once.
    *
    * @generated from field: uint64 path_bytes = 5;
    */
@@ -64,6 +67,27 @@ export type FinalizedRollout = Message<"callforest.finalizer.v1.FinalizedRollout
    * @generated from field: uint32 attempt_number = 6;
    */
   attemptNumber: number;
+
+  /**
+   * paths are the training rows of forest mode in their order; empty when masked and in chain mode.
+   *
+   * @generated from field: repeated callforest.finalizer.v1.RowPath paths = 7;
+   */
+  paths: RowPath[];
+
+  /**
+   * result_sha256 is the SHA-256 of the request's result; a repeat must give the same.
+   *
+   * @generated from field: bytes result_sha256 = 8;
+   */
+  resultSha256: Uint8Array;
+
+  /**
+   * selection is what the request selected; a repeat must select the same.
+   *
+   * @generated from field: callforest.capture.v1.Selection selection = 9;
+   */
+  selection?: Selection | undefined;
 };
 
 /**
@@ -72,6 +96,27 @@ export type FinalizedRollout = Message<"callforest.finalizer.v1.FinalizedRollout
  */
 export const FinalizedRolloutSchema: GenMessage<FinalizedRollout> = /*@__PURE__*/
   messageDesc(file_callforest_finalizer_v1_row_log, 0);
+
+/**
+ * RowPath is the calls of one row. It is stored, never sent.
+ *
+ * @generated from message callforest.finalizer.v1.RowPath
+ */
+export type RowPath = Message<"callforest.finalizer.v1.RowPath"> & {
+  /**
+   * call_ids are the calls from the root to the endpoint.
+   *
+   * @generated from field: repeated string call_ids = 1;
+   */
+  callIds: string[];
+};
+
+/**
+ * Describes the message callforest.finalizer.v1.RowPath.
+ * Use `create(RowPathSchema)` to create a new message.
+ */
+export const RowPathSchema: GenMessage<RowPath> = /*@__PURE__*/
+  messageDesc(file_callforest_finalizer_v1_row_log, 1);
 
 /**
  * LoggedGroup is one position of the row log: references alone, so that one small write makes a group
@@ -149,7 +194,7 @@ export type LoggedGroup = Message<"callforest.finalizer.v1.LoggedGroup"> & {
  * Use `create(LoggedGroupSchema)` to create a new message.
  */
 export const LoggedGroupSchema: GenMessage<LoggedGroup> = /*@__PURE__*/
-  messageDesc(file_callforest_finalizer_v1_row_log, 1);
+  messageDesc(file_callforest_finalizer_v1_row_log, 2);
 
 /**
  * SegmentReference names a staged call and what it must be.
@@ -184,7 +229,7 @@ export type SegmentReference = Message<"callforest.finalizer.v1.SegmentReference
  * Use `create(SegmentReferenceSchema)` to create a new message.
  */
 export const SegmentReferenceSchema: GenMessage<SegmentReference> = /*@__PURE__*/
-  messageDesc(file_callforest_finalizer_v1_row_log, 2);
+  messageDesc(file_callforest_finalizer_v1_row_log, 3);
 
 /**
  * RowLogState is how far a tenant's row log is. It is stored, never sent.
@@ -226,5 +271,5 @@ export type RowLogState = Message<"callforest.finalizer.v1.RowLogState"> & {
  * Use `create(RowLogStateSchema)` to create a new message.
  */
 export const RowLogStateSchema: GenMessage<RowLogState> = /*@__PURE__*/
-  messageDesc(file_callforest_finalizer_v1_row_log, 3);
+  messageDesc(file_callforest_finalizer_v1_row_log, 4);
 

@@ -5,6 +5,8 @@
 import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
+import type { HistoryDifference } from "../../capture/v1/call_record_pb.js";
+import { file_callforest_capture_v1_call_record } from "../../capture/v1/call_record_pb.js";
 import type { FrameBegin, FrameChunk, FrameEnd } from "../../capture/v1/frame_pb.js";
 import { file_callforest_capture_v1_frame } from "../../capture/v1/frame_pb.js";
 import type { ItemCancel, ItemContext } from "../../capture/v1/item_pb.js";
@@ -17,7 +19,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/gateway/v1/gateway_service.proto.
  */
 export const file_callforest_gateway_v1_gateway_service: GenFile = /*@__PURE__*/
-  fileDesc("CitjYWxsZm9yZXN0L2dhdGV3YXkvdjEvZ2F0ZXdheV9zZXJ2aWNlLnByb3RvEhVjYWxsZm9yZXN0LmdhdGV3YXkudjEioQEKDkNvbXBsZXRpb25DYWxsEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSOwoDYXBpGAIgASgOMiQuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkNvbXBsZXRpb25BcGlCCLpIBYIBAiAAEh0KB3JlcXVlc3QYAyABKAxCDLpICXoHEAIYgICAECJKChBTZXJ2ZWRDb21wbGV0aW9uEhAKCHJlc3BvbnNlGAEgASgMEg8KB2NhbGxfaWQYAiABKAkSEwoLb3ZlcmhlYWRfdXMYAyABKA0iEwoRTGlzdE1vZGVsc1JlcXVlc3QiJAoSTGlzdE1vZGVsc1Jlc3BvbnNlEg4KBm1vZGVscxgBIAMoCSJSCg9Db21wbGV0ZVJlcXVlc3QSPwoFaXRlbXMYASADKAsyIy5jYWxsZm9yZXN0LmdhdGV3YXkudjEuQ29tcGxldGVJdGVtQgu6SAiSAQUIARCAAiLeAgoMQ29tcGxldGVJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARI1CgRjYWxsGAIgASgLMiUuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkNvbXBsZXRpb25DYWxsSAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIkoKEENvbXBsZXRlUmVzcG9uc2USNgoHcmVzdWx0cxgBIAMoCzIlLmNhbGxmb3Jlc3QuZ2F0ZXdheS52MS5Db21wbGV0ZVJlc3VsdCKpAgoOQ29tcGxldGVSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSPQoKY29tcGxldGlvbhgCIAEoCzInLmNhbGxmb3Jlc3QuZ2F0ZXdheS52MS5TZXJ2ZWRDb21wbGV0aW9uSAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCCQoHb3V0Y29tZSpmCg1Db21wbGV0aW9uQXBpEh4KGkNPTVBMRVRJT05fQVBJX1VOU1BFQ0lGSUVEEAASFwoTQ09NUExFVElPTl9BUElfQ0hBVBABEhwKGENPTVBMRVRJT05fQVBJX1JFU1BPTlNFUxACMt4BCg5HYXRld2F5U2VydmljZRJkCghDb21wbGV0ZRImLmNhbGxmb3Jlc3QuZ2F0ZXdheS52MS5Db21wbGV0ZVJlcXVlc3QaJy5jYWxsZm9yZXN0LmdhdGV3YXkudjEuQ29tcGxldGVSZXNwb25zZSIDkAIAKAEwARJmCgpMaXN0TW9kZWxzEiguY2FsbGZvcmVzdC5nYXRld2F5LnYxLkxpc3RNb2RlbHNSZXF1ZXN0GikuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkxpc3RNb2RlbHNSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
+  fileDesc("CitjYWxsZm9yZXN0L2dhdGV3YXkvdjEvZ2F0ZXdheV9zZXJ2aWNlLnByb3RvEhVjYWxsZm9yZXN0LmdhdGV3YXkudjEiwQIKDkNvbXBsZXRpb25DYWxsEjMKC2NhcHR1cmVfa2V5GAEgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSOwoDYXBpGAIgASgOMiQuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkNvbXBsZXRpb25BcGlCCLpIBYIBAiAAEh0KB3JlcXVlc3QYAyABKAxCDLpICXoHEAIYgICAEBI+ChFjb250aW51ZXNfY2FsbF9pZBgEIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskSACIAQESGAoQaGlzdG9yeV9pc193aG9sZRgFIAEoCBIuCg9pZGVtcG90ZW5jeV9rZXkYBiABKAlCFbpIEnIQMg5eWyEtfl17MCwyNTV9JEIUChJfY29udGludWVzX2NhbGxfaWQigQEKEFNlcnZlZENvbXBsZXRpb24SEAoIcmVzcG9uc2UYASABKAwSDwoHY2FsbF9pZBgCIAEoCRITCgtvdmVyaGVhZF91cxgDIAEoDRI1Cgdjb250ZXh0GAQgASgLMiQuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkNvbnRleHRSZXBvcnQidgoNQ29udGV4dFJlcG9ydBIXCg9pc19jb250aW51YXRpb24YASABKAgSDgoGcmVhc29uGAIgASgJEjwKCmRpZmZlcmVuY2UYAyABKAsyKC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSGlzdG9yeURpZmZlcmVuY2UidgoPTWVhc3VyZWRDb250ZXh0EhoKEnByb21wdF90b2tlbl9jb3VudBgBIAEoDRIQCghpc19leGFjdBgCIAEoCBI1Cgdjb250ZXh0GAMgASgLMiQuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkNvbnRleHRSZXBvcnQiEwoRTGlzdE1vZGVsc1JlcXVlc3QiJAoSTGlzdE1vZGVsc1Jlc3BvbnNlEg4KBm1vZGVscxgBIAMoCSJSCg9Db21wbGV0ZVJlcXVlc3QSPwoFaXRlbXMYASADKAsyIy5jYWxsZm9yZXN0LmdhdGV3YXkudjEuQ29tcGxldGVJdGVtQgu6SAiSAQUIARCAAiLeAgoMQ29tcGxldGVJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARI1CgRjYWxsGAIgASgLMiUuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkNvbXBsZXRpb25DYWxsSAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIkoKEENvbXBsZXRlUmVzcG9uc2USNgoHcmVzdWx0cxgBIAMoCzIlLmNhbGxmb3Jlc3QuZ2F0ZXdheS52MS5Db21wbGV0ZVJlc3VsdCKpAgoOQ29tcGxldGVSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSPQoKY29tcGxldGlvbhgCIAEoCzInLmNhbGxmb3Jlc3QuZ2F0ZXdheS52MS5TZXJ2ZWRDb21wbGV0aW9uSAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCCQoHb3V0Y29tZSJQCg5NZWFzdXJlUmVxdWVzdBI+CgVpdGVtcxgBIAMoCzIiLmNhbGxmb3Jlc3QuZ2F0ZXdheS52MS5NZWFzdXJlSXRlbUILukgIkgEFCAEQgAIi3QIKC01lYXN1cmVJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARI1CgRjYWxsGAIgASgLMiUuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkNvbXBsZXRpb25DYWxsSAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIkgKD01lYXN1cmVSZXNwb25zZRI1CgdyZXN1bHRzGAEgAygLMiQuY2FsbGZvcmVzdC5nYXRld2F5LnYxLk1lYXN1cmVSZXN1bHQipQIKDU1lYXN1cmVSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSOgoIbWVhc3VyZWQYAiABKAsyJi5jYWxsZm9yZXN0LmdhdGV3YXkudjEuTWVhc3VyZWRDb250ZXh0SAASIwoFZXJyb3IYAyABKAsyEi5nb29nbGUucnBjLlN0YXR1c0gAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCCQoHb3V0Y29tZSpmCg1Db21wbGV0aW9uQXBpEh4KGkNPTVBMRVRJT05fQVBJX1VOU1BFQ0lGSUVEEAASFwoTQ09NUExFVElPTl9BUElfQ0hBVBABEhwKGENPTVBMRVRJT05fQVBJX1JFU1BPTlNFUxACMsECCg5HYXRld2F5U2VydmljZRJkCghDb21wbGV0ZRImLmNhbGxmb3Jlc3QuZ2F0ZXdheS52MS5Db21wbGV0ZVJlcXVlc3QaJy5jYWxsZm9yZXN0LmdhdGV3YXkudjEuQ29tcGxldGVSZXNwb25zZSIDkAIAKAEwARJhCgdNZWFzdXJlEiUuY2FsbGZvcmVzdC5nYXRld2F5LnYxLk1lYXN1cmVSZXF1ZXN0GiYuY2FsbGZvcmVzdC5nYXRld2F5LnYxLk1lYXN1cmVSZXNwb25zZSIDkAIBKAEwARJmCgpMaXN0TW9kZWxzEiguY2FsbGZvcmVzdC5nYXRld2F5LnYxLkxpc3RNb2RlbHNSZXF1ZXN0GikuY2FsbGZvcmVzdC5nYXRld2F5LnYxLkxpc3RNb2RlbHNSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_call_record, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
 
 /**
  * CompletionCall is one model call of a harness.
@@ -45,6 +47,32 @@ export type CompletionCall = Message<"callforest.gateway.v1.CompletionCall"> & {
    * @generated from field: bytes request = 3;
    */
   request: Uint8Array;
+
+  /**
+   * continues_call_id makes this a delta request: the request's items are only those behind the answer of
+   * the named call, an earlier one of the attempt. It is a claim about the history, checked like any other,
+   * never a trusted parent. HISTORY_REQUIRED answers when the gateway no longer has that history; send it
+   * whole.
+   *
+   * @generated from field: optional string continues_call_id = 4;
+   */
+  continuesCallId?: string | undefined;
+
+  /**
+   * history_is_whole is set when the request's items are the whole history all the same; the claim then
+   * only breaks a tie.
+   *
+   * @generated from field: bool history_is_whole = 5;
+   */
+  historyIsWhole: boolean;
+
+  /**
+   * idempotency_key makes every repeat of the request the same call: visible ASCII, or empty. With it
+   * Complete is safe to repeat.
+   *
+   * @generated from field: string idempotency_key = 6;
+   */
+  idempotencyKey: string;
 };
 
 /**
@@ -80,6 +108,13 @@ export type ServedCompletion = Message<"callforest.gateway.v1.ServedCompletion">
    * @generated from field: uint32 overhead_us = 3;
    */
   overheadUs: number;
+
+  /**
+   * context says how the request's history was taken; only in forest mode.
+   *
+   * @generated from field: callforest.gateway.v1.ContextReport context = 4;
+   */
+  context?: ContextReport | undefined;
 };
 
 /**
@@ -88,6 +123,76 @@ export type ServedCompletion = Message<"callforest.gateway.v1.ServedCompletion">
  */
 export const ServedCompletionSchema: GenMessage<ServedCompletion> = /*@__PURE__*/
   messageDesc(file_callforest_gateway_v1_gateway_service, 1);
+
+/**
+ * ContextReport says how a request's history was taken.
+ *
+ * @generated from message callforest.gateway.v1.ContextReport
+ */
+export type ContextReport = Message<"callforest.gateway.v1.ContextReport"> & {
+  /**
+   * is_continuation is set when captured tokens of an earlier call head the prompt.
+   *
+   * @generated from field: bool is_continuation = 1;
+   */
+  isContinuation: boolean;
+
+  /**
+   * reason says why not, in small letters: a root reason, or a reason of section "Fresh roots".
+   *
+   * @generated from field: string reason = 2;
+   */
+  reason: string;
+
+  /**
+   * difference says where the history differs from a recorded one, when that is known.
+   *
+   * @generated from field: callforest.capture.v1.HistoryDifference difference = 3;
+   */
+  difference?: HistoryDifference | undefined;
+};
+
+/**
+ * Describes the message callforest.gateway.v1.ContextReport.
+ * Use `create(ContextReportSchema)` to create a new message.
+ */
+export const ContextReportSchema: GenMessage<ContextReport> = /*@__PURE__*/
+  messageDesc(file_callforest_gateway_v1_gateway_service, 2);
+
+/**
+ * MeasuredContext is the size of a call that was not made.
+ *
+ * @generated from message callforest.gateway.v1.MeasuredContext
+ */
+export type MeasuredContext = Message<"callforest.gateway.v1.MeasuredContext"> & {
+  /**
+   * prompt_token_count is the number of tokens that the model would see; Complete would use the same.
+   *
+   * @generated from field: uint32 prompt_token_count = 1;
+   */
+  promptTokenCount: number;
+
+  /**
+   * is_exact acknowledges the feature: the count is that of generation, the splice included.
+   *
+   * @generated from field: bool is_exact = 2;
+   */
+  isExact: boolean;
+
+  /**
+   * context says how the request's history would be taken; only in forest mode.
+   *
+   * @generated from field: callforest.gateway.v1.ContextReport context = 3;
+   */
+  context?: ContextReport | undefined;
+};
+
+/**
+ * Describes the message callforest.gateway.v1.MeasuredContext.
+ * Use `create(MeasuredContextSchema)` to create a new message.
+ */
+export const MeasuredContextSchema: GenMessage<MeasuredContext> = /*@__PURE__*/
+  messageDesc(file_callforest_gateway_v1_gateway_service, 3);
 
 /**
  * ListModelsRequest has nothing to say.
@@ -102,7 +207,7 @@ export type ListModelsRequest = Message<"callforest.gateway.v1.ListModelsRequest
  * Use `create(ListModelsRequestSchema)` to create a new message.
  */
 export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_gateway_v1_gateway_service, 2);
+  messageDesc(file_callforest_gateway_v1_gateway_service, 4);
 
 /**
  * ListModelsResponse names the served models.
@@ -123,7 +228,7 @@ export type ListModelsResponse = Message<"callforest.gateway.v1.ListModelsRespon
  * Use `create(ListModelsResponseSchema)` to create a new message.
  */
 export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_gateway_v1_gateway_service, 3);
+  messageDesc(file_callforest_gateway_v1_gateway_service, 5);
 
 /**
  * CompleteRequest carries many items; each is answered by one result, in any order.
@@ -144,7 +249,7 @@ export type CompleteRequest = Message<"callforest.gateway.v1.CompleteRequest"> &
  * Use `create(CompleteRequestSchema)` to create a new message.
  */
 export const CompleteRequestSchema: GenMessage<CompleteRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_gateway_v1_gateway_service, 4);
+  messageDesc(file_callforest_gateway_v1_gateway_service, 6);
 
 /**
  * CompleteItem is one item, or one frame of a large one.
@@ -212,7 +317,7 @@ export type CompleteItem = Message<"callforest.gateway.v1.CompleteItem"> & {
  * Use `create(CompleteItemSchema)` to create a new message.
  */
 export const CompleteItemSchema: GenMessage<CompleteItem> = /*@__PURE__*/
-  messageDesc(file_callforest_gateway_v1_gateway_service, 5);
+  messageDesc(file_callforest_gateway_v1_gateway_service, 7);
 
 /**
  * CompleteResponse carries the results that were ready together.
@@ -233,7 +338,7 @@ export type CompleteResponse = Message<"callforest.gateway.v1.CompleteResponse">
  * Use `create(CompleteResponseSchema)` to create a new message.
  */
 export const CompleteResponseSchema: GenMessage<CompleteResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_gateway_v1_gateway_service, 6);
+  messageDesc(file_callforest_gateway_v1_gateway_service, 8);
 
 /**
  * CompleteResult is the result of one item, or one frame of a large one.
@@ -301,7 +406,185 @@ export type CompleteResult = Message<"callforest.gateway.v1.CompleteResult"> & {
  * Use `create(CompleteResultSchema)` to create a new message.
  */
 export const CompleteResultSchema: GenMessage<CompleteResult> = /*@__PURE__*/
-  messageDesc(file_callforest_gateway_v1_gateway_service, 7);
+  messageDesc(file_callforest_gateway_v1_gateway_service, 9);
+
+/**
+ * MeasureRequest carries many items; each is answered by one result, in any order.
+ *
+ * @generated from message callforest.gateway.v1.MeasureRequest
+ */
+export type MeasureRequest = Message<"callforest.gateway.v1.MeasureRequest"> & {
+  /**
+   * items are independent of each other.
+   *
+   * @generated from field: repeated callforest.gateway.v1.MeasureItem items = 1;
+   */
+  items: MeasureItem[];
+};
+
+/**
+ * Describes the message callforest.gateway.v1.MeasureRequest.
+ * Use `create(MeasureRequestSchema)` to create a new message.
+ */
+export const MeasureRequestSchema: GenMessage<MeasureRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_gateway_v1_gateway_service, 10);
+
+/**
+ * MeasureItem is one item, or one frame of a large one.
+ *
+ * @generated from message callforest.gateway.v1.MeasureItem
+ */
+export type MeasureItem = Message<"callforest.gateway.v1.MeasureItem"> & {
+  /**
+   * context identifies the item; every frame of a large item repeats it.
+   *
+   * @generated from field: callforest.capture.v1.ItemContext context = 1;
+   */
+  context?: ItemContext | undefined;
+
+  /**
+   * body is the item whole, its cancellation, or a frame of its serialized call.
+   *
+   * @generated from oneof callforest.gateway.v1.MeasureItem.body
+   */
+  body: {
+    /**
+     * call is the call that would be made.
+     *
+     * @generated from field: callforest.gateway.v1.CompletionCall call = 2;
+     */
+    value: CompletionCall;
+    case: "call";
+  } | {
+    /**
+     * cancel ends the item.
+     *
+     * @generated from field: callforest.capture.v1.ItemCancel cancel = 3;
+     */
+    value: ItemCancel;
+    case: "cancel";
+  } | {
+    /**
+     * begin announces a large call.
+     *
+     * @generated from field: callforest.capture.v1.FrameBegin begin = 4;
+     */
+    value: FrameBegin;
+    case: "begin";
+  } | {
+    /**
+     * chunk is a part of it.
+     *
+     * @generated from field: callforest.capture.v1.FrameChunk chunk = 5;
+     */
+    value: FrameChunk;
+    case: "chunk";
+  } | {
+    /**
+     * end closes it.
+     *
+     * @generated from field: callforest.capture.v1.FrameEnd end = 6;
+     */
+    value: FrameEnd;
+    case: "end";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message callforest.gateway.v1.MeasureItem.
+ * Use `create(MeasureItemSchema)` to create a new message.
+ */
+export const MeasureItemSchema: GenMessage<MeasureItem> = /*@__PURE__*/
+  messageDesc(file_callforest_gateway_v1_gateway_service, 11);
+
+/**
+ * MeasureResponse carries the results that were ready together.
+ *
+ * @generated from message callforest.gateway.v1.MeasureResponse
+ */
+export type MeasureResponse = Message<"callforest.gateway.v1.MeasureResponse"> & {
+  /**
+   * results are in the order in which the items were done.
+   *
+   * @generated from field: repeated callforest.gateway.v1.MeasureResult results = 1;
+   */
+  results: MeasureResult[];
+};
+
+/**
+ * Describes the message callforest.gateway.v1.MeasureResponse.
+ * Use `create(MeasureResponseSchema)` to create a new message.
+ */
+export const MeasureResponseSchema: GenMessage<MeasureResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_gateway_v1_gateway_service, 12);
+
+/**
+ * MeasureResult is the result of one item, or one frame of a large one.
+ *
+ * @generated from message callforest.gateway.v1.MeasureResult
+ */
+export type MeasureResult = Message<"callforest.gateway.v1.MeasureResult"> & {
+  /**
+   * sequence is the item's.
+   *
+   * @generated from field: uint64 sequence = 1;
+   */
+  sequence: bigint;
+
+  /**
+   * outcome is the result whole, an error, or a frame of its serialized measured.
+   *
+   * @generated from oneof callforest.gateway.v1.MeasureResult.outcome
+   */
+  outcome: {
+    /**
+     * measured is its size.
+     *
+     * @generated from field: callforest.gateway.v1.MeasuredContext measured = 2;
+     */
+    value: MeasuredContext;
+    case: "measured";
+  } | {
+    /**
+     * error says why the item failed; the stream goes on.
+     *
+     * @generated from field: google.rpc.Status error = 3;
+     */
+    value: Status;
+    case: "error";
+  } | {
+    /**
+     * begin announces a large measured.
+     *
+     * @generated from field: callforest.capture.v1.FrameBegin begin = 4;
+     */
+    value: FrameBegin;
+    case: "begin";
+  } | {
+    /**
+     * chunk is a part of it.
+     *
+     * @generated from field: callforest.capture.v1.FrameChunk chunk = 5;
+     */
+    value: FrameChunk;
+    case: "chunk";
+  } | {
+    /**
+     * end closes it.
+     *
+     * @generated from field: callforest.capture.v1.FrameEnd end = 6;
+     */
+    value: FrameEnd;
+    case: "end";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message callforest.gateway.v1.MeasureResult.
+ * Use `create(MeasureResultSchema)` to create a new message.
+ */
+export const MeasureResultSchema: GenMessage<MeasureResult> = /*@__PURE__*/
+  messageDesc(file_callforest_gateway_v1_gateway_service, 13);
 
 /**
  * CompletionApi is an API whose requests and responses the gateway serves.
@@ -346,7 +629,8 @@ export const CompletionApiSchema: GenEnum<CompletionApi> = /*@__PURE__*/
 export const GatewayService: GenService<{
   /**
    * Complete makes model calls within attempts. A result comes when the call's row is durable. A repeat
-   * is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, OVERLOADED,
+   * is another call. Reasons: REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, AMBIGUOUS_HISTORY,
+   * HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED, OVERLOADED,
    * PEER_UNAVAILABLE, ENGINE_UNAVAILABLE, ITEM_DEADLINE.
    *
    * @generated from rpc callforest.gateway.v1.GatewayService.Complete
@@ -355,6 +639,17 @@ export const GatewayService: GenService<{
     methodKind: "bidi_streaming";
     input: typeof CompleteRequestSchema;
     output: typeof CompleteResponseSchema;
+  },
+  /**
+   * Measure says how many prompt tokens calls would have, by the same checks, admission and splice as
+   * Complete, and makes none: no intent, no record, no staged call. Reasons: as Complete.
+   *
+   * @generated from rpc callforest.gateway.v1.GatewayService.Measure
+   */
+  measure: {
+    methodKind: "bidi_streaming";
+    input: typeof MeasureRequestSchema;
+    output: typeof MeasureResponseSchema;
   },
   /**
    * ListModels names the served models. Reasons: PEER_UNAVAILABLE, ENGINE_UNAVAILABLE.

@@ -4,7 +4,7 @@
 
 import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { CallFailure } from "../../capture/v1/attempt_pb.js";
+import type { CallFailure, CallWithdrawal, CaptureMode } from "../../capture/v1/attempt_pb.js";
 import { file_callforest_capture_v1_attempt } from "../../capture/v1/attempt_pb.js";
 import type { CallRecord } from "../../capture/v1/call_record_pb.js";
 import { file_callforest_capture_v1_call_record } from "../../capture/v1/call_record_pb.js";
@@ -18,12 +18,13 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/ledger/v1/ledger_event.proto.
  */
 export const file_callforest_ledger_v1_ledger_event: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfZXZlbnQucHJvdG8SFGNhbGxmb3Jlc3QubGVkZ2VyLnYxIvUCCgtMZWRnZXJFdmVudBI9Cg5hdHRlbXB0X29wZW5lZBgBIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRPcGVuZWRIABI2CgZpbnRlbnQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5JbnRlbnRSZWNvcmRlZEgAEjMKBnJlY29yZBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgEIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAEkMKEWFkbWlzc2lvbnNfY2xvc2VkGAUgASgLMiYuY2FsbGZvcmVzdC5sZWRnZXIudjEuQWRtaXNzaW9uc0Nsb3NlZEgAEjUKBnNlYWxlZBgGIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRTZWFsZWRIAEIHCgVldmVudCKDAQoNQXR0ZW1wdE9wZW5lZBIOCgZ0ZW5hbnQYASABKAkSEgoKcm9sbG91dF9pZBgCIAEoCRIWCg5hdHRlbXB0X251bWJlchgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBISCgpyZXF1ZXN0X2lkGAYgASgJIpcBCg5JbnRlbnRSZWNvcmRlZBIPCgdjYWxsX2lkGAEgASgJEhMKC2JvZHlfZGlnZXN0GAIgASgMEi4KCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KB3ZlcmRpY3QYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdCISChBBZG1pc3Npb25zQ2xvc2VkIkoKDUF0dGVtcHRTZWFsZWQSDQoFZXBvY2gYASABKAQSEAoIcmV2aXNpb24YAiABKAQSGAoQcGVuZGluZ19jYWxsX2lkcxgDIAMoCWIGcHJvdG8z", [file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
+  fileDesc("CidjYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfZXZlbnQucHJvdG8SFGNhbGxmb3Jlc3QubGVkZ2VyLnYxIrIDCgtMZWRnZXJFdmVudBI9Cg5hdHRlbXB0X29wZW5lZBgBIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRPcGVuZWRIABI2CgZpbnRlbnQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5JbnRlbnRSZWNvcmRlZEgAEjMKBnJlY29yZBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgEIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAEkMKEWFkbWlzc2lvbnNfY2xvc2VkGAUgASgLMiYuY2FsbGZvcmVzdC5sZWRnZXIudjEuQWRtaXNzaW9uc0Nsb3NlZEgAEjUKBnNlYWxlZBgGIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRTZWFsZWRIABI7Cgp3aXRoZHJhd2FsGAcgASgLMiUuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxXaXRoZHJhd2FsSABCBwoFZXZlbnQitQEKDUF0dGVtcHRPcGVuZWQSDgoGdGVuYW50GAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSFgoOYXR0ZW1wdF9udW1iZXIYAyABKA0SEwoLY2FwdHVyZV9rZXkYBCABKAkSDQoFZXBvY2gYBSABKAQSEgoKcmVxdWVzdF9pZBgGIAEoCRIwCgRtb2RlGAcgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlIscBCg5JbnRlbnRSZWNvcmRlZBIPCgdjYWxsX2lkGAEgASgJEhMKC2JvZHlfZGlnZXN0GAIgASgMEi4KCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KB3ZlcmRpY3QYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdBIcChRjb25maWd1cmF0aW9uX2RpZ2VzdBgFIAEoDBIQCghpc19rZXllZBgGIAEoCCISChBBZG1pc3Npb25zQ2xvc2VkIkoKDUF0dGVtcHRTZWFsZWQSDQoFZXBvY2gYASABKAQSEAoIcmV2aXNpb24YAiABKAQSGAoQcGVuZGluZ19jYWxsX2lkcxgDIAMoCWIGcHJvdG8z", [file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
 
 /**
  * LedgerEvent is one entry of an attempt's log: what the ledger stores, and all that it stores. The
- * state of an attempt is what its events say in order; everything else is rebuilt from them. An entry
- * is never changed or removed. A reader that does not know an event must refuse the log.
+ * state of an attempt is what its events say in order; everything else is rebuilt from them. An entry is
+ * never changed, and removed only with its whole log (LedgerCareService.ForgetAttempt). A reader that does
+ * not know an event must refuse the log.
  *
  * @generated from message callforest.ledger.v1.LedgerEvent
  */
@@ -81,6 +82,14 @@ export type LedgerEvent = Message<"callforest.ledger.v1.LedgerEvent"> & {
      */
     value: AttemptSealed;
     case: "sealed";
+  } | {
+    /**
+     * withdrawal: the call was refused before it was generated; it settled without a row that masks.
+     *
+     * @generated from field: callforest.capture.v1.CallWithdrawal withdrawal = 7;
+     */
+    value: CallWithdrawal;
+    case: "withdrawal";
   } | { case: undefined; value?: undefined };
 };
 
@@ -138,6 +147,13 @@ export type AttemptOpened = Message<"callforest.ledger.v1.AttemptOpened"> & {
    * @generated from field: string request_id = 6;
    */
   requestId: string;
+
+  /**
+   * mode is the attempt's; unspecified for chain.
+   *
+   * @generated from field: callforest.capture.v1.CaptureMode mode = 7;
+   */
+  mode: CaptureMode;
 };
 
 /**
@@ -180,6 +196,20 @@ export type IntentRecorded = Message<"callforest.ledger.v1.IntentRecorded"> & {
    * @generated from field: callforest.capture.v1.Verdict verdict = 4;
    */
   verdict?: Verdict | undefined;
+
+  /**
+   * configuration_digest is the engine's; only in the intent that binds the attempt to it.
+   *
+   * @generated from field: bytes configuration_digest = 5;
+   */
+  configurationDigest: Uint8Array;
+
+  /**
+   * is_keyed is the intent's.
+   *
+   * @generated from field: bool is_keyed = 6;
+   */
+  isKeyed: boolean;
 };
 
 /**

@@ -5,9 +5,11 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
-import type { Attempt, CallIntent, ManifestEntry } from "../../capture/v1/attempt_pb.js";
+import type { Attempt, CallFailure, CallIntent, CallWithdrawal, CaptureMode, ManifestEntry } from "../../capture/v1/attempt_pb.js";
 import { file_callforest_capture_v1_attempt } from "../../capture/v1/attempt_pb.js";
-import type { ChainProbe, Verdict } from "../../capture/v1/capture_admission_pb.js";
+import type { CallRecord } from "../../capture/v1/call_record_pb.js";
+import { file_callforest_capture_v1_call_record } from "../../capture/v1/call_record_pb.js";
+import type { ChainProbe, SourceProbe, Verdict } from "../../capture/v1/capture_admission_pb.js";
 import { file_callforest_capture_v1_capture_admission } from "../../capture/v1/capture_admission_pb.js";
 import type { FrameBegin, FrameChunk, FrameEnd } from "../../capture/v1/frame_pb.js";
 import { file_callforest_capture_v1_frame } from "../../capture/v1/frame_pb.js";
@@ -21,7 +23,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/ledger/v1/ledger_service.proto.
  */
 export const file_callforest_ledger_v1_ledger_service: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC5sZWRnZXIudjEilwIKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQStAEKCnJvbGxvdXRfaWQYAiABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQEiRgoTT3BlbkF0dGVtcHRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQivwEKFkZpbmRQcmVkZWNlc3NvclJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSMgoFY2hhaW4YAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2hhaW5Qcm9iZUgAQg4KBXByb2JlEgW6SAIIASJKChdGaW5kUHJlZGVjZXNzb3JSZXNwb25zZRIvCgd2ZXJkaWN0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlZlcmRpY3QiewoWQ2xvc2VBZG1pc3Npb25zUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJKChdDbG9zZUFkbWlzc2lvbnNSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQilQEKE0F3YWl0U2V0dGxlZFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSGwoHd2FpdF9tcxgDIAEoDUIKukgHKgUYgN3bASJHChRBd2FpdFNldHRsZWRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQidwoSU2VhbEF0dGVtcHRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkYKE1NlYWxBdHRlbXB0UmVzcG9uc2USLwoHYXR0ZW1wdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5BdHRlbXB0IncKEkdldE1hbmlmZXN0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJ9ChNHZXRNYW5pZmVzdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdBI1CgdlbnRyaWVzGAIgAygLMiQuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLk1hbmlmZXN0RW50cnkicwoOSGFzUm93c1JlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiIwoPSGFzUm93c1Jlc3BvbnNlEhAKCGhhc19yb3dzGAEgASgIIjcKDkNvbW1pdHRlZEVudHJ5EhAKCHJldmlzaW9uGAEgASgEEhMKC2tlcHRfcmVjb3JkGAIgASgIIlsKFFJlY29yZEludGVudHNSZXF1ZXN0EkMKBWl0ZW1zGAEgAygLMicuY2FsbGZvcmVzdC5sZWRnZXIudjEuUmVjb3JkSW50ZW50c0l0ZW1CC7pICJIBBQgBEIACIuECChFSZWNvcmRJbnRlbnRzSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMwoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiUwoVUmVjb3JkSW50ZW50c1Jlc3BvbnNlEjoKB3Jlc3VsdHMYASADKAsyKS5jYWxsZm9yZXN0LmxlZGdlci52MS5SZWNvcmRJbnRlbnRzUmVzdWx0IqICChNSZWNvcmRJbnRlbnRzUmVzdWx0EhAKCHNlcXVlbmNlGAEgASgEEjEKB3ZlcmRpY3QYAiABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUiVwoSQ29tbWl0Q2FsbHNSZXF1ZXN0EkEKBWl0ZW1zGAEgAygLMiUuY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNJdGVtQgu6SAiSAQUIARCAAiLhAgoPQ29tbWl0Q2FsbHNJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARI1CgVlbnRyeRgCIAEoCzIkLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5NYW5pZmVzdEVudHJ5SAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIk8KE0NvbW1pdENhbGxzUmVzcG9uc2USOAoHcmVzdWx0cxgBIAMoCzInLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkNvbW1pdENhbGxzUmVzdWx0IqgCChFDb21taXRDYWxsc1Jlc3VsdBIQCghzZXF1ZW5jZRgBIAEoBBI5Cgljb21taXR0ZWQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5Db21taXR0ZWRFbnRyeUgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUy3wcKDUxlZGdlclNlcnZpY2USZwoLT3BlbkF0dGVtcHQSKC5jYWxsZm9yZXN0LmxlZGdlci52MS5PcGVuQXR0ZW1wdFJlcXVlc3QaKS5jYWxsZm9yZXN0LmxlZGdlci52MS5PcGVuQXR0ZW1wdFJlc3BvbnNlIgOQAgIScQoNUmVjb3JkSW50ZW50cxIqLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlJlY29yZEludGVudHNSZXF1ZXN0GisuY2FsbGZvcmVzdC5sZWRnZXIudjEuUmVjb3JkSW50ZW50c1Jlc3BvbnNlIgOQAgIoATABEnMKD0ZpbmRQcmVkZWNlc3NvchIsLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkZpbmRQcmVkZWNlc3NvclJlcXVlc3QaLS5jYWxsZm9yZXN0LmxlZGdlci52MS5GaW5kUHJlZGVjZXNzb3JSZXNwb25zZSIDkAIBEmsKC0NvbW1pdENhbGxzEiguY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNSZXF1ZXN0GikuY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNSZXNwb25zZSIDkAICKAEwARJzCg9DbG9zZUFkbWlzc2lvbnMSLC5jYWxsZm9yZXN0LmxlZGdlci52MS5DbG9zZUFkbWlzc2lvbnNSZXF1ZXN0Gi0uY2FsbGZvcmVzdC5sZWRnZXIudjEuQ2xvc2VBZG1pc3Npb25zUmVzcG9uc2UiA5ACAhJqCgxBd2FpdFNldHRsZWQSKS5jYWxsZm9yZXN0LmxlZGdlci52MS5Bd2FpdFNldHRsZWRSZXF1ZXN0GiouY2FsbGZvcmVzdC5sZWRnZXIudjEuQXdhaXRTZXR0bGVkUmVzcG9uc2UiA5ACARJnCgtTZWFsQXR0ZW1wdBIoLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlNlYWxBdHRlbXB0UmVxdWVzdBopLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlNlYWxBdHRlbXB0UmVzcG9uc2UiA5ACAhJpCgtHZXRNYW5pZmVzdBIoLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkdldE1hbmlmZXN0UmVxdWVzdBopLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkdldE1hbmlmZXN0UmVzcG9uc2UiA5ACATABElsKB0hhc1Jvd3MSJC5jYWxsZm9yZXN0LmxlZGdlci52MS5IYXNSb3dzUmVxdWVzdBolLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkhhc1Jvd3NSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
+  fileDesc("CiljYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC5sZWRnZXIudjEiyQIKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQStAEKCnJvbGxvdXRfaWQYAiABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQESMAoEbW9kZRgEIAEoDjIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlTW9kZSJGChNPcGVuQXR0ZW1wdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdCKcAgoWRmluZFByZWRlY2Vzc29yUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIyCgVjaGFpbhgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DaGFpblByb2JlSAASNAoGc291cmNlGAQgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlNvdXJjZVByb2JlSAASJQoUY29uZmlndXJhdGlvbl9kaWdlc3QYBSABKAxCB7pIBHoCGCBCDgoFcHJvYmUSBbpIAggBIkoKF0ZpbmRQcmVkZWNlc3NvclJlc3BvbnNlEi8KB3ZlcmRpY3QYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdCKkAQoOR2V0Q2FsbFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSLwoHY2FsbF9pZBgDIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIuYBCg9HZXRDYWxsUmVzcG9uc2USLwoHdmVyZGljdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5WZXJkaWN0EjEKBnJlY29yZBgCIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkEjQKCGZhaWx1cmVzGAMgAygLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxGYWlsdXJlEjkKCndpdGhkcmF3YWwYBCABKAsyJS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbFdpdGhkcmF3YWwiewoWQ2xvc2VBZG1pc3Npb25zUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJKChdDbG9zZUFkbWlzc2lvbnNSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQilQEKE0F3YWl0U2V0dGxlZFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSGwoHd2FpdF9tcxgDIAEoDUIKukgHKgUYgN3bASJHChRBd2FpdFNldHRsZWRSZXNwb25zZRIvCgdhdHRlbXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkF0dGVtcHQidwoSU2VhbEF0dGVtcHRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIzCgtjYXB0dXJlX2tleRgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkYKE1NlYWxBdHRlbXB0UmVzcG9uc2USLwoHYXR0ZW1wdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5BdHRlbXB0IncKEkdldE1hbmlmZXN0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJCJ9ChNHZXRNYW5pZmVzdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdBI1CgdlbnRyaWVzGAIgAygLMiQuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLk1hbmlmZXN0RW50cnkicwoOSGFzUm93c1JlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiIwoPSGFzUm93c1Jlc3BvbnNlEhAKCGhhc19yb3dzGAEgASgIIjcKDkNvbW1pdHRlZEVudHJ5EhAKCHJldmlzaW9uGAEgASgEEhMKC2tlcHRfcmVjb3JkGAIgASgIIlsKFFJlY29yZEludGVudHNSZXF1ZXN0EkMKBWl0ZW1zGAEgAygLMicuY2FsbGZvcmVzdC5sZWRnZXIudjEuUmVjb3JkSW50ZW50c0l0ZW1CC7pICJIBBQgBEIACIuECChFSZWNvcmRJbnRlbnRzSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMwoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiUwoVUmVjb3JkSW50ZW50c1Jlc3BvbnNlEjoKB3Jlc3VsdHMYASADKAsyKS5jYWxsZm9yZXN0LmxlZGdlci52MS5SZWNvcmRJbnRlbnRzUmVzdWx0IqICChNSZWNvcmRJbnRlbnRzUmVzdWx0EhAKCHNlcXVlbmNlGAEgASgEEjEKB3ZlcmRpY3QYAiABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUiVwoSQ29tbWl0Q2FsbHNSZXF1ZXN0EkEKBWl0ZW1zGAEgAygLMiUuY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNJdGVtQgu6SAiSAQUIARCAAiLhAgoPQ29tbWl0Q2FsbHNJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARI1CgVlbnRyeRgCIAEoCzIkLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5NYW5pZmVzdEVudHJ5SAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIk8KE0NvbW1pdENhbGxzUmVzcG9uc2USOAoHcmVzdWx0cxgBIAMoCzInLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkNvbW1pdENhbGxzUmVzdWx0IqgCChFDb21taXRDYWxsc1Jlc3VsdBIQCghzZXF1ZW5jZRgBIAEoBBI5Cgljb21taXR0ZWQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5Db21taXR0ZWRFbnRyeUgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUyvAgKDUxlZGdlclNlcnZpY2USZwoLT3BlbkF0dGVtcHQSKC5jYWxsZm9yZXN0LmxlZGdlci52MS5PcGVuQXR0ZW1wdFJlcXVlc3QaKS5jYWxsZm9yZXN0LmxlZGdlci52MS5PcGVuQXR0ZW1wdFJlc3BvbnNlIgOQAgIScQoNUmVjb3JkSW50ZW50cxIqLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlJlY29yZEludGVudHNSZXF1ZXN0GisuY2FsbGZvcmVzdC5sZWRnZXIudjEuUmVjb3JkSW50ZW50c1Jlc3BvbnNlIgOQAgIoATABEnMKD0ZpbmRQcmVkZWNlc3NvchIsLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkZpbmRQcmVkZWNlc3NvclJlcXVlc3QaLS5jYWxsZm9yZXN0LmxlZGdlci52MS5GaW5kUHJlZGVjZXNzb3JSZXNwb25zZSIDkAIBElsKB0dldENhbGwSJC5jYWxsZm9yZXN0LmxlZGdlci52MS5HZXRDYWxsUmVxdWVzdBolLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkdldENhbGxSZXNwb25zZSIDkAIBEmsKC0NvbW1pdENhbGxzEiguY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNSZXF1ZXN0GikuY2FsbGZvcmVzdC5sZWRnZXIudjEuQ29tbWl0Q2FsbHNSZXNwb25zZSIDkAICKAEwARJzCg9DbG9zZUFkbWlzc2lvbnMSLC5jYWxsZm9yZXN0LmxlZGdlci52MS5DbG9zZUFkbWlzc2lvbnNSZXF1ZXN0Gi0uY2FsbGZvcmVzdC5sZWRnZXIudjEuQ2xvc2VBZG1pc3Npb25zUmVzcG9uc2UiA5ACAhJqCgxBd2FpdFNldHRsZWQSKS5jYWxsZm9yZXN0LmxlZGdlci52MS5Bd2FpdFNldHRsZWRSZXF1ZXN0GiouY2FsbGZvcmVzdC5sZWRnZXIudjEuQXdhaXRTZXR0bGVkUmVzcG9uc2UiA5ACARJnCgtTZWFsQXR0ZW1wdBIoLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlNlYWxBdHRlbXB0UmVxdWVzdBopLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLlNlYWxBdHRlbXB0UmVzcG9uc2UiA5ACAhJpCgtHZXRNYW5pZmVzdBIoLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkdldE1hbmlmZXN0UmVxdWVzdBopLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkdldE1hbmlmZXN0UmVzcG9uc2UiA5ACATABElsKB0hhc1Jvd3MSJC5jYWxsZm9yZXN0LmxlZGdlci52MS5IYXNSb3dzUmVxdWVzdBolLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkhhc1Jvd3NSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
 
 /**
  * OpenAttemptRequest asks for the next attempt of a rollout.
@@ -49,6 +51,13 @@ export type OpenAttemptRequest = Message<"callforest.ledger.v1.OpenAttemptReques
    * @generated from field: string request_id = 3;
    */
   requestId: string;
+
+  /**
+   * mode is the attempt's; unspecified for chain. A repeat with another is refused.
+   *
+   * @generated from field: callforest.capture.v1.CaptureMode mode = 4;
+   */
+  mode: CaptureMode;
 };
 
 /**
@@ -112,7 +121,22 @@ export type FindPredecessorRequest = Message<"callforest.ledger.v1.FindPredecess
      */
     value: ChainProbe;
     case: "chain";
+  } | {
+    /**
+     * source is the probe of forest mode.
+     *
+     * @generated from field: callforest.capture.v1.SourceProbe source = 4;
+     */
+    value: SourceProbe;
+    case: "source";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * configuration_digest is as in CallIntent.
+   *
+   * @generated from field: bytes configuration_digest = 5;
+   */
+  configurationDigest: Uint8Array;
 };
 
 /**
@@ -144,6 +168,83 @@ export const FindPredecessorResponseSchema: GenMessage<FindPredecessorResponse> 
   messageDesc(file_callforest_ledger_v1_ledger_service, 3);
 
 /**
+ * GetCallRequest names a call.
+ *
+ * @generated from message callforest.ledger.v1.GetCallRequest
+ */
+export type GetCallRequest = Message<"callforest.ledger.v1.GetCallRequest"> & {
+  /**
+   * tenant owns the attempt.
+   *
+   * @generated from field: string tenant = 1;
+   */
+  tenant: string;
+
+  /**
+   * capture_key names the attempt.
+   *
+   * @generated from field: string capture_key = 2;
+   */
+  captureKey: string;
+
+  /**
+   * call_id names the call.
+   *
+   * @generated from field: string call_id = 3;
+   */
+  callId: string;
+};
+
+/**
+ * Describes the message callforest.ledger.v1.GetCallRequest.
+ * Use `create(GetCallRequestSchema)` to create a new message.
+ */
+export const GetCallRequestSchema: GenMessage<GetCallRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_ledger_v1_ledger_service, 4);
+
+/**
+ * GetCallResponse is what the ledger has of a call.
+ *
+ * @generated from message callforest.ledger.v1.GetCallResponse
+ */
+export type GetCallResponse = Message<"callforest.ledger.v1.GetCallResponse"> & {
+  /**
+   * verdict is what was decided before inference.
+   *
+   * @generated from field: callforest.capture.v1.Verdict verdict = 1;
+   */
+  verdict?: Verdict | undefined;
+
+  /**
+   * record is the committed call; absent while it is pending, and of a failed one.
+   *
+   * @generated from field: callforest.capture.v1.CallRecord record = 2;
+   */
+  record?: CallRecord | undefined;
+
+  /**
+   * failures are its failure rows, in order.
+   *
+   * @generated from field: repeated callforest.capture.v1.CallFailure failures = 3;
+   */
+  failures: CallFailure[];
+
+  /**
+   * withdrawal is set when the call was refused before it was generated.
+   *
+   * @generated from field: callforest.capture.v1.CallWithdrawal withdrawal = 4;
+   */
+  withdrawal?: CallWithdrawal | undefined;
+};
+
+/**
+ * Describes the message callforest.ledger.v1.GetCallResponse.
+ * Use `create(GetCallResponseSchema)` to create a new message.
+ */
+export const GetCallResponseSchema: GenMessage<GetCallResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_ledger_v1_ledger_service, 5);
+
+/**
  * CloseAdmissionsRequest names the attempt to close.
  *
  * @generated from message callforest.ledger.v1.CloseAdmissionsRequest
@@ -169,7 +270,7 @@ export type CloseAdmissionsRequest = Message<"callforest.ledger.v1.CloseAdmissio
  * Use `create(CloseAdmissionsRequestSchema)` to create a new message.
  */
 export const CloseAdmissionsRequestSchema: GenMessage<CloseAdmissionsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 4);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 6);
 
 /**
  * CloseAdmissionsResponse shows the closed attempt.
@@ -190,7 +291,7 @@ export type CloseAdmissionsResponse = Message<"callforest.ledger.v1.CloseAdmissi
  * Use `create(CloseAdmissionsResponseSchema)` to create a new message.
  */
 export const CloseAdmissionsResponseSchema: GenMessage<CloseAdmissionsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 5);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 7);
 
 /**
  * AwaitSettledRequest names the attempt to wait for.
@@ -225,10 +326,10 @@ export type AwaitSettledRequest = Message<"callforest.ledger.v1.AwaitSettledRequ
  * Use `create(AwaitSettledRequestSchema)` to create a new message.
  */
 export const AwaitSettledRequestSchema: GenMessage<AwaitSettledRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 6);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 8);
 
 /**
- * AwaitSettledResponse says whether the attempt settled.
+ * AwaitSettledResponse says whether it settled.
  *
  * @generated from message callforest.ledger.v1.AwaitSettledResponse
  */
@@ -246,7 +347,7 @@ export type AwaitSettledResponse = Message<"callforest.ledger.v1.AwaitSettledRes
  * Use `create(AwaitSettledResponseSchema)` to create a new message.
  */
 export const AwaitSettledResponseSchema: GenMessage<AwaitSettledResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 7);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 9);
 
 /**
  * SealAttemptRequest names the attempt to seal.
@@ -274,7 +375,7 @@ export type SealAttemptRequest = Message<"callforest.ledger.v1.SealAttemptReques
  * Use `create(SealAttemptRequestSchema)` to create a new message.
  */
 export const SealAttemptRequestSchema: GenMessage<SealAttemptRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 8);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 10);
 
 /**
  * SealAttemptResponse shows the sealed attempt.
@@ -295,7 +396,7 @@ export type SealAttemptResponse = Message<"callforest.ledger.v1.SealAttemptRespo
  * Use `create(SealAttemptResponseSchema)` to create a new message.
  */
 export const SealAttemptResponseSchema: GenMessage<SealAttemptResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 9);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 11);
 
 /**
  * GetManifestRequest names the attempt to read.
@@ -323,7 +424,7 @@ export type GetManifestRequest = Message<"callforest.ledger.v1.GetManifestReques
  * Use `create(GetManifestRequestSchema)` to create a new message.
  */
 export const GetManifestRequestSchema: GenMessage<GetManifestRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 10);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 12);
 
 /**
  * GetManifestResponse is a page of an attempt's rows.
@@ -351,7 +452,7 @@ export type GetManifestResponse = Message<"callforest.ledger.v1.GetManifestRespo
  * Use `create(GetManifestResponseSchema)` to create a new message.
  */
 export const GetManifestResponseSchema: GenMessage<GetManifestResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 11);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 13);
 
 /**
  * HasRowsRequest names the attempt to look at.
@@ -379,7 +480,7 @@ export type HasRowsRequest = Message<"callforest.ledger.v1.HasRowsRequest"> & {
  * Use `create(HasRowsRequestSchema)` to create a new message.
  */
 export const HasRowsRequestSchema: GenMessage<HasRowsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 12);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 14);
 
 /**
  * HasRowsResponse answers HasRows.
@@ -400,7 +501,7 @@ export type HasRowsResponse = Message<"callforest.ledger.v1.HasRowsResponse"> & 
  * Use `create(HasRowsResponseSchema)` to create a new message.
  */
 export const HasRowsResponseSchema: GenMessage<HasRowsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 13);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 15);
 
 /**
  * CommittedEntry confirms that a call's row is durable.
@@ -428,7 +529,7 @@ export type CommittedEntry = Message<"callforest.ledger.v1.CommittedEntry"> & {
  * Use `create(CommittedEntrySchema)` to create a new message.
  */
 export const CommittedEntrySchema: GenMessage<CommittedEntry> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 14);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 16);
 
 /**
  * RecordIntentsRequest carries many items; each is answered by one result, in any order.
@@ -449,7 +550,7 @@ export type RecordIntentsRequest = Message<"callforest.ledger.v1.RecordIntentsRe
  * Use `create(RecordIntentsRequestSchema)` to create a new message.
  */
 export const RecordIntentsRequestSchema: GenMessage<RecordIntentsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 15);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 17);
 
 /**
  * RecordIntentsItem is one item, or one frame of a large one.
@@ -517,7 +618,7 @@ export type RecordIntentsItem = Message<"callforest.ledger.v1.RecordIntentsItem"
  * Use `create(RecordIntentsItemSchema)` to create a new message.
  */
 export const RecordIntentsItemSchema: GenMessage<RecordIntentsItem> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 16);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 18);
 
 /**
  * RecordIntentsResponse carries the results that were ready together.
@@ -538,7 +639,7 @@ export type RecordIntentsResponse = Message<"callforest.ledger.v1.RecordIntentsR
  * Use `create(RecordIntentsResponseSchema)` to create a new message.
  */
 export const RecordIntentsResponseSchema: GenMessage<RecordIntentsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 17);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 19);
 
 /**
  * RecordIntentsResult is the result of one item, or one frame of a large one.
@@ -606,7 +707,7 @@ export type RecordIntentsResult = Message<"callforest.ledger.v1.RecordIntentsRes
  * Use `create(RecordIntentsResultSchema)` to create a new message.
  */
 export const RecordIntentsResultSchema: GenMessage<RecordIntentsResult> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 18);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 20);
 
 /**
  * CommitCallsRequest carries many items; each is answered by one result, in any order.
@@ -627,7 +728,7 @@ export type CommitCallsRequest = Message<"callforest.ledger.v1.CommitCallsReques
  * Use `create(CommitCallsRequestSchema)` to create a new message.
  */
 export const CommitCallsRequestSchema: GenMessage<CommitCallsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 19);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 21);
 
 /**
  * CommitCallsItem is one item, or one frame of a large one.
@@ -695,7 +796,7 @@ export type CommitCallsItem = Message<"callforest.ledger.v1.CommitCallsItem"> & 
  * Use `create(CommitCallsItemSchema)` to create a new message.
  */
 export const CommitCallsItemSchema: GenMessage<CommitCallsItem> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 20);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 22);
 
 /**
  * CommitCallsResponse carries the results that were ready together.
@@ -716,7 +817,7 @@ export type CommitCallsResponse = Message<"callforest.ledger.v1.CommitCallsRespo
  * Use `create(CommitCallsResponseSchema)` to create a new message.
  */
 export const CommitCallsResponseSchema: GenMessage<CommitCallsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 21);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 23);
 
 /**
  * CommitCallsResult is the result of one item, or one frame of a large one.
@@ -784,7 +885,7 @@ export type CommitCallsResult = Message<"callforest.ledger.v1.CommitCallsResult"
  * Use `create(CommitCallsResultSchema)` to create a new message.
  */
 export const CommitCallsResultSchema: GenMessage<CommitCallsResult> = /*@__PURE__*/
-  messageDesc(file_callforest_ledger_v1_ledger_service, 22);
+  messageDesc(file_callforest_ledger_v1_ledger_service, 24);
 
 /**
  * LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
@@ -829,9 +930,19 @@ export const LedgerService: GenService<{
     output: typeof FindPredecessorResponseSchema;
   },
   /**
-   * CommitCalls appends rows: the records of staged calls, each of which can then be a parent, and
-   * failures, which poison their attempt. The first row of a call stands: the same row again is a
-   * no-op in every state, a failure of a committed call changes nothing and says so. Reasons:
+   * GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
+   * Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
+   *
+   * @generated from rpc callforest.ledger.v1.LedgerService.GetCall
+   */
+  getCall: {
+    methodKind: "unary";
+    input: typeof GetCallRequestSchema;
+    output: typeof GetCallResponseSchema;
+  },
+  /**
+   * CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
+   * their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
    * CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
    * ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
    *

@@ -5,13 +5,15 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
+import type { CaptureDecision, HistoryMatch } from "../../capture/v1/capture_admission_pb.js";
+import { file_callforest_capture_v1_capture_admission } from "../../capture/v1/capture_admission_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file callforest/worker/v1/engine_service.proto.
  */
 export const file_callforest_worker_v1_engine_service: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L3dvcmtlci92MS9lbmdpbmVfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC53b3JrZXIudjEiFwoVRGVzY3JpYmVFbmdpbmVSZXF1ZXN0IooBChZEZXNjcmliZUVuZ2luZVJlc3BvbnNlEg4KBmVuZ2luZRgBIAEoCRINCgVtb2RlbBgCIAEoCRIbChNjb250ZXh0X3Rva2VuX2NvdW50GAMgASgNEhYKDndlaWdodF92ZXJzaW9uGAQgASgEEhwKFGNvbmZpZ3VyYXRpb25fZGlnZXN0GAUgASgMIo8BChBSdW5FbmdpbmVSZXF1ZXN0Ei8KB2NhbGxfaWQYASABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIRCgljcmVhdGVkX3MYAiABKAMSHQoMY2hhdF9yZXF1ZXN0GAMgASgMQge6SAR6AhACEhgKEHByZWZpeF90b2tlbl9pZHMYBCABKAwi0wIKEVJ1bkVuZ2luZVJlc3BvbnNlEhgKEHByb21wdF90b2tlbl9pZHMYASABKAwSGwoTZ2VuZXJhdGVkX3Rva2VuX2lkcxgCIAEoDBIQCghsb2dwcm9icxgDIAEoDBIVCg1jaGF0X3Jlc3BvbnNlGAQgASgMEhUKDWZpbmlzaF9yZWFzb24YBSABKAkSJwofcmVwb3J0ZWRfY29tcGxldGlvbl90b2tlbl9jb3VudBgGIAEoDRIWCg53ZWlnaHRfdmVyc2lvbhgHIAEoBBJFChR3ZWlnaHRfdmVyc2lvbl9zcGFucxgIIAMoCzInLmNhbGxmb3Jlc3Qud29ya2VyLnYxLldlaWdodFZlcnNpb25TcGFuEhAKCHNhbXBsaW5nGAkgASgMEhUKDWxvZ3Byb2JzX21vZGUYCiABKAkSFgoOcHJlZml4X3JlZnVzZWQYCyABKAkiUwoRV2VpZ2h0VmVyc2lvblNwYW4SEwoLc3RhcnRfdG9rZW4YASABKA0SEQoJZW5kX3Rva2VuGAIgASgNEhYKDndlaWdodF92ZXJzaW9uGAMgASgEIkwKEkxvYWRXZWlnaHRzUmVxdWVzdBIVCgRwYXRoGAEgASgJQge6SARyAhABEh8KDndlaWdodF92ZXJzaW9uGAIgASgEQge6SAQyAigBIi0KE0xvYWRXZWlnaHRzUmVzcG9uc2USFgoOd2VpZ2h0X3ZlcnNpb24YASABKAQyzQIKDUVuZ2luZVNlcnZpY2UScAoORGVzY3JpYmVFbmdpbmUSKy5jYWxsZm9yZXN0Lndvcmtlci52MS5EZXNjcmliZUVuZ2luZVJlcXVlc3QaLC5jYWxsZm9yZXN0Lndvcmtlci52MS5EZXNjcmliZUVuZ2luZVJlc3BvbnNlIgOQAgESYQoJUnVuRW5naW5lEiYuY2FsbGZvcmVzdC53b3JrZXIudjEuUnVuRW5naW5lUmVxdWVzdBonLmNhbGxmb3Jlc3Qud29ya2VyLnYxLlJ1bkVuZ2luZVJlc3BvbnNlIgOQAgASZwoLTG9hZFdlaWdodHMSKC5jYWxsZm9yZXN0Lndvcmtlci52MS5Mb2FkV2VpZ2h0c1JlcXVlc3QaKS5jYWxsZm9yZXN0Lndvcmtlci52MS5Mb2FkV2VpZ2h0c1Jlc3BvbnNlIgOQAgJiBnByb3RvMw", [file_buf_validate_validate]);
+  fileDesc("CiljYWxsZm9yZXN0L3dvcmtlci92MS9lbmdpbmVfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC53b3JrZXIudjEiFwoVRGVzY3JpYmVFbmdpbmVSZXF1ZXN0IooBChZEZXNjcmliZUVuZ2luZVJlc3BvbnNlEg4KBmVuZ2luZRgBIAEoCRINCgVtb2RlbBgCIAEoCRIbChNjb250ZXh0X3Rva2VuX2NvdW50GAMgASgNEhYKDndlaWdodF92ZXJzaW9uGAQgASgEEhwKFGNvbmZpZ3VyYXRpb25fZGlnZXN0GAUgASgMItQCChBSdW5FbmdpbmVSZXF1ZXN0Ei8KB2NhbGxfaWQYASABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIRCgljcmVhdGVkX3MYAiABKAMSHQoMY2hhdF9yZXF1ZXN0GAMgASgMQge6SAR6AhACEhgKEHByZWZpeF90b2tlbl9pZHMYBCABKAwSOgoNaGlzdG9yeV9tYXRjaBgFIAEoDjIjLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5IaXN0b3J5TWF0Y2gShgEKEXBhcmVudF9jaGFpbl9oYXNoGAYgASgMQmu6SGi6AWUKI3J1bl9lbmdpbmUucGFyZW50X2NoYWluX2hhc2gubGVuZ3RoEhltdXN0IGJlIDMyIGJ5dGVzIG9yIGVtcHR5GiNzaXplKHRoaXMpID09IDAgfHwgc2l6ZSh0aGlzKSA9PSAzMiKNAwoRUnVuRW5naW5lUmVzcG9uc2USGAoQcHJvbXB0X3Rva2VuX2lkcxgBIAEoDBIbChNnZW5lcmF0ZWRfdG9rZW5faWRzGAIgASgMEhAKCGxvZ3Byb2JzGAMgASgMEhUKDWNoYXRfcmVzcG9uc2UYBCABKAwSFQoNZmluaXNoX3JlYXNvbhgFIAEoCRInCh9yZXBvcnRlZF9jb21wbGV0aW9uX3Rva2VuX2NvdW50GAYgASgNEhYKDndlaWdodF92ZXJzaW9uGAcgASgEEkUKFHdlaWdodF92ZXJzaW9uX3NwYW5zGAggAygLMicuY2FsbGZvcmVzdC53b3JrZXIudjEuV2VpZ2h0VmVyc2lvblNwYW4SEAoIc2FtcGxpbmcYCSABKAwSFQoNbG9ncHJvYnNfbW9kZRgKIAEoCRIWCg5wcmVmaXhfcmVmdXNlZBgLIAEoCRI4CghkZWNpc2lvbhgMIAEoCzImLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlRGVjaXNpb24iUwoUTWVhc3VyZUVuZ2luZVJlcXVlc3QSOwoDcnVuGAEgASgLMiYuY2FsbGZvcmVzdC53b3JrZXIudjEuUnVuRW5naW5lUmVxdWVzdEIGukgDyAEBIm0KFU1lYXN1cmVFbmdpbmVSZXNwb25zZRIaChJwcm9tcHRfdG9rZW5fY291bnQYASABKA0SOAoIZGVjaXNpb24YAiABKAsyJi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FwdHVyZURlY2lzaW9uIlMKEVdlaWdodFZlcnNpb25TcGFuEhMKC3N0YXJ0X3Rva2VuGAEgASgNEhEKCWVuZF90b2tlbhgCIAEoDRIWCg53ZWlnaHRfdmVyc2lvbhgDIAEoBCJMChJMb2FkV2VpZ2h0c1JlcXVlc3QSFQoEcGF0aBgBIAEoCUIHukgEcgIQARIfCg53ZWlnaHRfdmVyc2lvbhgCIAEoBEIHukgEMgIoASItChNMb2FkV2VpZ2h0c1Jlc3BvbnNlEhYKDndlaWdodF92ZXJzaW9uGAEgASgEMrwDCg1FbmdpbmVTZXJ2aWNlEnAKDkRlc2NyaWJlRW5naW5lEisuY2FsbGZvcmVzdC53b3JrZXIudjEuRGVzY3JpYmVFbmdpbmVSZXF1ZXN0GiwuY2FsbGZvcmVzdC53b3JrZXIudjEuRGVzY3JpYmVFbmdpbmVSZXNwb25zZSIDkAIBEmEKCVJ1bkVuZ2luZRImLmNhbGxmb3Jlc3Qud29ya2VyLnYxLlJ1bkVuZ2luZVJlcXVlc3QaJy5jYWxsZm9yZXN0Lndvcmtlci52MS5SdW5FbmdpbmVSZXNwb25zZSIDkAIAEm0KDU1lYXN1cmVFbmdpbmUSKi5jYWxsZm9yZXN0Lndvcmtlci52MS5NZWFzdXJlRW5naW5lUmVxdWVzdBorLmNhbGxmb3Jlc3Qud29ya2VyLnYxLk1lYXN1cmVFbmdpbmVSZXNwb25zZSIDkAIBEmcKC0xvYWRXZWlnaHRzEiguY2FsbGZvcmVzdC53b3JrZXIudjEuTG9hZFdlaWdodHNSZXF1ZXN0GikuY2FsbGZvcmVzdC53b3JrZXIudjEuTG9hZFdlaWdodHNSZXNwb25zZSIDkAICYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_capture_admission]);
 
 /**
  * DescribeEngineRequest has nothing to say.
@@ -63,7 +65,8 @@ export type DescribeEngineResponse = Message<"callforest.worker.v1.DescribeEngin
   weightVersion: bigint;
 
   /**
-   * configuration_digest is the SHA-256 over model, template and tokenizer.
+   * configuration_digest is the SHA-256 over model, template, tokenizer, processor and the server's own
+   * defaults of rendering.
    *
    * @generated from field: bytes configuration_digest = 5;
    */
@@ -111,6 +114,21 @@ export type RunEngineRequest = Message<"callforest.worker.v1.RunEngineRequest"> 
    * @generated from field: bytes prefix_token_ids = 4;
    */
   prefixTokenIds: Uint8Array;
+
+  /**
+   * history_match says in which sense the request's history is that of the prefix; unspecified in chain
+   * mode. Where it is given, the engine decides by itself whether the prefix heads the prompt.
+   *
+   * @generated from field: callforest.capture.v1.HistoryMatch history_match = 5;
+   */
+  historyMatch: HistoryMatch;
+
+  /**
+   * parent_chain_hash is the chain hash of the prefix, 32 bytes; empty in chain mode.
+   *
+   * @generated from field: bytes parent_chain_hash = 6;
+   */
+  parentChainHash: Uint8Array;
 };
 
 /**
@@ -204,6 +222,13 @@ export type RunEngineResponse = Message<"callforest.worker.v1.RunEngineResponse"
    * @generated from field: string prefix_refused = 11;
    */
   prefixRefused: string;
+
+  /**
+   * decision is what became of the prefix; only where history_match was given.
+   *
+   * @generated from field: callforest.capture.v1.CaptureDecision decision = 12;
+   */
+  decision?: CaptureDecision | undefined;
 };
 
 /**
@@ -212,6 +237,55 @@ export type RunEngineResponse = Message<"callforest.worker.v1.RunEngineResponse"
  */
 export const RunEngineResponseSchema: GenMessage<RunEngineResponse> = /*@__PURE__*/
   messageDesc(file_callforest_worker_v1_engine_service, 3);
+
+/**
+ * MeasureEngineRequest is a generation that will not be made.
+ *
+ * @generated from message callforest.worker.v1.MeasureEngineRequest
+ */
+export type MeasureEngineRequest = Message<"callforest.worker.v1.MeasureEngineRequest"> & {
+  /**
+   * run is the request that the generation would have.
+   *
+   * @generated from field: callforest.worker.v1.RunEngineRequest run = 1;
+   */
+  run?: RunEngineRequest | undefined;
+};
+
+/**
+ * Describes the message callforest.worker.v1.MeasureEngineRequest.
+ * Use `create(MeasureEngineRequestSchema)` to create a new message.
+ */
+export const MeasureEngineRequestSchema: GenMessage<MeasureEngineRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_worker_v1_engine_service, 4);
+
+/**
+ * MeasureEngineResponse is the size of its prompt.
+ *
+ * @generated from message callforest.worker.v1.MeasureEngineResponse
+ */
+export type MeasureEngineResponse = Message<"callforest.worker.v1.MeasureEngineResponse"> & {
+  /**
+   * prompt_token_count is the number of tokens that the model would see.
+   *
+   * @generated from field: uint32 prompt_token_count = 1;
+   */
+  promptTokenCount: number;
+
+  /**
+   * decision is what would become of the prefix; only where history_match was given.
+   *
+   * @generated from field: callforest.capture.v1.CaptureDecision decision = 2;
+   */
+  decision?: CaptureDecision | undefined;
+};
+
+/**
+ * Describes the message callforest.worker.v1.MeasureEngineResponse.
+ * Use `create(MeasureEngineResponseSchema)` to create a new message.
+ */
+export const MeasureEngineResponseSchema: GenMessage<MeasureEngineResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_worker_v1_engine_service, 5);
 
 /**
  * WeightVersionSpan is a range of generated tokens that one weight version sampled.
@@ -246,7 +320,7 @@ export type WeightVersionSpan = Message<"callforest.worker.v1.WeightVersionSpan"
  * Use `create(WeightVersionSpanSchema)` to create a new message.
  */
 export const WeightVersionSpanSchema: GenMessage<WeightVersionSpan> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_engine_service, 4);
+  messageDesc(file_callforest_worker_v1_engine_service, 6);
 
 /**
  * LoadWeightsRequest names new weights.
@@ -274,7 +348,7 @@ export type LoadWeightsRequest = Message<"callforest.worker.v1.LoadWeightsReques
  * Use `create(LoadWeightsRequestSchema)` to create a new message.
  */
 export const LoadWeightsRequestSchema: GenMessage<LoadWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_engine_service, 5);
+  messageDesc(file_callforest_worker_v1_engine_service, 7);
 
 /**
  * LoadWeightsResponse confirms the update.
@@ -295,7 +369,7 @@ export type LoadWeightsResponse = Message<"callforest.worker.v1.LoadWeightsRespo
  * Use `create(LoadWeightsResponseSchema)` to create a new message.
  */
 export const LoadWeightsResponseSchema: GenMessage<LoadWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_engine_service, 6);
+  messageDesc(file_callforest_worker_v1_engine_service, 8);
 
 /**
  * EngineService is the worker's private line to the engine in its child process. Only the worker that
@@ -323,6 +397,17 @@ export const EngineService: GenService<{
     methodKind: "unary";
     input: typeof RunEngineRequestSchema;
     output: typeof RunEngineResponseSchema;
+  },
+  /**
+   * MeasureEngine prepares a prompt as RunEngine does, and counts its tokens; nothing is generated, and
+   * nothing stays. Reasons: REQUEST_REFUSED, ENGINE_UNAVAILABLE.
+   *
+   * @generated from rpc callforest.worker.v1.EngineService.MeasureEngine
+   */
+  measureEngine: {
+    methodKind: "unary";
+    input: typeof MeasureEngineRequestSchema;
+    output: typeof MeasureEngineResponseSchema;
   },
   /**
    * LoadWeights loads new weights and drops what was cached of the old ones. Running generations go on.

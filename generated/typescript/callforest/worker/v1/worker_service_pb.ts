@@ -5,7 +5,7 @@
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import { file_buf_validate_validate } from "../../../buf/validate/validate_pb.js";
-import type { CaptureAdmission } from "../../capture/v1/capture_admission_pb.js";
+import type { CaptureAdmission, CaptureDecision } from "../../capture/v1/capture_admission_pb.js";
 import { file_callforest_capture_v1_capture_admission } from "../../capture/v1/capture_admission_pb.js";
 import type { CommitCoords } from "../../capture/v1/commit_coords_pb.js";
 import { file_callforest_capture_v1_commit_coords } from "../../capture/v1/commit_coords_pb.js";
@@ -25,7 +25,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/worker/v1/worker_service.proto.
  */
 export const file_callforest_worker_v1_worker_service: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L3dvcmtlci92MS93b3JrZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC53b3JrZXIudjEijQIKDEdlbmVyYXRlQ2FsbBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI3CgtjcmVhdGVfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARIiCgxjaGF0X3JlcXVlc3QYBCABKAxCDLpICXoHEAIYgICAEBI6CglhZG1pc3Npb24YBSABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FwdHVyZUFkbWlzc2lvbiLuAQoNR2VuZXJhdGVkQ2FsbBIVCg1jaGF0X3Jlc3BvbnNlGAEgASgMEjUKCmNvbXBsZXRpb24YAiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tcGxldGlvbhI1CgZzdGFnZWQYAyABKAsyIy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ29tbWl0Q29vcmRzSAASNgoGZmFpbGVkGAQgASgLMiQuY2FsbGZvcmVzdC53b3JrZXIudjEuQ2FwdHVyZUZhaWx1cmVIABIVCg1nZW5lcmF0aW9uX3VzGAUgASgNQgkKB2NhcHR1cmUiMAoOQ2FwdHVyZUZhaWx1cmUSDgoGcmVhc29uGAEgASgJEg4KBmRldGFpbBgCIAEoCSIRCg9EZXNjcmliZVJlcXVlc3QihAEKEERlc2NyaWJlUmVzcG9uc2USDgoGZW5naW5lGAEgASgJEg0KBW1vZGVsGAIgASgJEhsKE2NvbnRleHRfdG9rZW5fY291bnQYAyABKA0SFgoOd2VpZ2h0X3ZlcnNpb24YBCABKAQSHAoUY29uZmlndXJhdGlvbl9kaWdlc3QYBSABKAwiagoUVXBkYXRlV2VpZ2h0c1JlcXVlc3QSGAoEcGF0aBgBIAEoCUIKukgHcgUQARiAIBIfCg53ZWlnaHRfdmVyc2lvbhgCIAEoBEIHukgEMgIoARIXCgZzaGEyNTYYAyABKAxCB7pIBHoCaCAiLwoVVXBkYXRlV2VpZ2h0c1Jlc3BvbnNlEhYKDndlaWdodF92ZXJzaW9uGAEgASgEIlEKD0dlbmVyYXRlUmVxdWVzdBI+CgVpdGVtcxgBIAMoCzIiLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkdlbmVyYXRlSXRlbUILukgIkgEFCAEQgAIi2wIKDEdlbmVyYXRlSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMgoEY2FsbBgCIAEoCzIiLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkdlbmVyYXRlQ2FsbEgAEjMKBmNhbmNlbBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ2FuY2VsSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEINCgRib2R5EgW6SAIIASJJChBHZW5lcmF0ZVJlc3BvbnNlEjUKB3Jlc3VsdHMYASADKAsyJC5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlc3VsdCKkAgoOR2VuZXJhdGVSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSOAoJZ2VuZXJhdGVkGAIgASgLMiMuY2FsbGZvcmVzdC53b3JrZXIudjEuR2VuZXJhdGVkQ2FsbEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUywgIKDVdvcmtlclNlcnZpY2USYgoIR2VuZXJhdGUSJS5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlcXVlc3QaJi5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlc3BvbnNlIgOQAgIoATABEl4KCERlc2NyaWJlEiUuY2FsbGZvcmVzdC53b3JrZXIudjEuRGVzY3JpYmVSZXF1ZXN0GiYuY2FsbGZvcmVzdC53b3JrZXIudjEuRGVzY3JpYmVSZXNwb25zZSIDkAIBEm0KDVVwZGF0ZVdlaWdodHMSKi5jYWxsZm9yZXN0Lndvcmtlci52MS5VcGRhdGVXZWlnaHRzUmVxdWVzdBorLmNhbGxmb3Jlc3Qud29ya2VyLnYxLlVwZGF0ZVdlaWdodHNSZXNwb25zZSIDkAICYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_completion, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_protobuf_timestamp, file_google_rpc_status]);
+  fileDesc("CiljYWxsZm9yZXN0L3dvcmtlci92MS93b3JrZXJfc2VydmljZS5wcm90bxIUY2FsbGZvcmVzdC53b3JrZXIudjEinwMKDEdlbmVyYXRlQ2FsbBIzCgtjYXB0dXJlX2tleRgBIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEi8KB2NhbGxfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI3CgtjcmVhdGVfdGltZRgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXBCBrpIA8gBARIiCgxjaGF0X3JlcXVlc3QYBCABKAxCDLpICXoHEAIYgICAEBI6CglhZG1pc3Npb24YBSABKAsyJy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FwdHVyZUFkbWlzc2lvbhKPAQoUY29uZmlndXJhdGlvbl9kaWdlc3QYBiABKAxCcbpIbroBawopZ2VuZXJhdGVfY2FsbC5jb25maWd1cmF0aW9uX2RpZ2VzdC5sZW5ndGgSGW11c3QgYmUgMzIgYnl0ZXMgb3IgZW1wdHkaI3NpemUodGhpcykgPT0gMCB8fCBzaXplKHRoaXMpID09IDMyIqgCCg1HZW5lcmF0ZWRDYWxsEhUKDWNoYXRfcmVzcG9uc2UYASABKAwSNQoKY29tcGxldGlvbhgCIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Db21wbGV0aW9uEjUKBnN0YWdlZBgDIAEoCzIjLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Db21taXRDb29yZHNIABI2CgZmYWlsZWQYBCABKAsyJC5jYWxsZm9yZXN0Lndvcmtlci52MS5DYXB0dXJlRmFpbHVyZUgAEhUKDWdlbmVyYXRpb25fdXMYBSABKA0SOAoIZGVjaXNpb24YBiABKAsyJi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FwdHVyZURlY2lzaW9uQgkKB2NhcHR1cmUiZAoMTWVhc3VyZWRDYWxsEhoKEnByb21wdF90b2tlbl9jb3VudBgBIAEoDRI4CghkZWNpc2lvbhgCIAEoCzImLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlRGVjaXNpb24iMAoOQ2FwdHVyZUZhaWx1cmUSDgoGcmVhc29uGAEgASgJEg4KBmRldGFpbBgCIAEoCSIRCg9EZXNjcmliZVJlcXVlc3QihAEKEERlc2NyaWJlUmVzcG9uc2USDgoGZW5naW5lGAEgASgJEg0KBW1vZGVsGAIgASgJEhsKE2NvbnRleHRfdG9rZW5fY291bnQYAyABKA0SFgoOd2VpZ2h0X3ZlcnNpb24YBCABKAQSHAoUY29uZmlndXJhdGlvbl9kaWdlc3QYBSABKAwiagoUVXBkYXRlV2VpZ2h0c1JlcXVlc3QSGAoEcGF0aBgBIAEoCUIKukgHcgUQARiAIBIfCg53ZWlnaHRfdmVyc2lvbhgCIAEoBEIHukgEMgIoARIXCgZzaGEyNTYYAyABKAxCB7pIBHoCaCAiLwoVVXBkYXRlV2VpZ2h0c1Jlc3BvbnNlEhYKDndlaWdodF92ZXJzaW9uGAEgASgEIlEKD0dlbmVyYXRlUmVxdWVzdBI+CgVpdGVtcxgBIAMoCzIiLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkdlbmVyYXRlSXRlbUILukgIkgEFCAEQgAIi2wIKDEdlbmVyYXRlSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMgoEY2FsbBgCIAEoCzIiLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkdlbmVyYXRlQ2FsbEgAEjMKBmNhbmNlbBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5JdGVtQ2FuY2VsSAASMgoFYmVnaW4YBCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAUgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBiABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIAEINCgRib2R5EgW6SAIIASJJChBHZW5lcmF0ZVJlc3BvbnNlEjUKB3Jlc3VsdHMYASADKAsyJC5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlc3VsdCKkAgoOR2VuZXJhdGVSZXN1bHQSEAoIc2VxdWVuY2UYASABKAQSOAoJZ2VuZXJhdGVkGAIgASgLMiMuY2FsbGZvcmVzdC53b3JrZXIudjEuR2VuZXJhdGVkQ2FsbEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUiTwoOTWVhc3VyZVJlcXVlc3QSPQoFaXRlbXMYASADKAsyIS5jYWxsZm9yZXN0Lndvcmtlci52MS5NZWFzdXJlSXRlbUILukgIkgEFCAEQgAIi2gIKC01lYXN1cmVJdGVtEjsKB2NvbnRleHQYASABKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNvbnRleHRCBrpIA8gBARIyCgRjYWxsGAIgASgLMiIuY2FsbGZvcmVzdC53b3JrZXIudjEuR2VuZXJhdGVDYWxsSAASMwoGY2FuY2VsGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1DYW5jZWxIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQg0KBGJvZHkSBbpIAggBIkcKD01lYXN1cmVSZXNwb25zZRI0CgdyZXN1bHRzGAEgAygLMiMuY2FsbGZvcmVzdC53b3JrZXIudjEuTWVhc3VyZVJlc3VsdCKhAgoNTWVhc3VyZVJlc3VsdBIQCghzZXF1ZW5jZRgBIAEoBBI2CghtZWFzdXJlZBgCIAEoCzIiLmNhbGxmb3Jlc3Qud29ya2VyLnYxLk1lYXN1cmVkQ2FsbEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUyowMKDVdvcmtlclNlcnZpY2USYgoIR2VuZXJhdGUSJS5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlcXVlc3QaJi5jYWxsZm9yZXN0Lndvcmtlci52MS5HZW5lcmF0ZVJlc3BvbnNlIgOQAgIoATABEl8KB01lYXN1cmUSJC5jYWxsZm9yZXN0Lndvcmtlci52MS5NZWFzdXJlUmVxdWVzdBolLmNhbGxmb3Jlc3Qud29ya2VyLnYxLk1lYXN1cmVSZXNwb25zZSIDkAIBKAEwARJeCghEZXNjcmliZRIlLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkRlc2NyaWJlUmVxdWVzdBomLmNhbGxmb3Jlc3Qud29ya2VyLnYxLkRlc2NyaWJlUmVzcG9uc2UiA5ACARJtCg1VcGRhdGVXZWlnaHRzEiouY2FsbGZvcmVzdC53b3JrZXIudjEuVXBkYXRlV2VpZ2h0c1JlcXVlc3QaKy5jYWxsZm9yZXN0Lndvcmtlci52MS5VcGRhdGVXZWlnaHRzUmVzcG9uc2UiA5ACAmIGcHJvdG8z", [file_buf_validate_validate, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_commit_coords, file_callforest_capture_v1_completion, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_protobuf_timestamp, file_google_rpc_status]);
 
 /**
  * GenerateCall is one call to generate.
@@ -67,6 +67,14 @@ export type GenerateCall = Message<"callforest.worker.v1.GenerateCall"> & {
    * @generated from field: callforest.capture.v1.CaptureAdmission admission = 5;
    */
   admission?: CaptureAdmission | undefined;
+
+  /**
+   * configuration_digest is the engine's, as the gateway bound the attempt to it; an engine with another
+   * refuses the call. Empty when it is not bound.
+   *
+   * @generated from field: bytes configuration_digest = 6;
+   */
+  configurationDigest: Uint8Array;
 };
 
 /**
@@ -126,6 +134,13 @@ export type GeneratedCall = Message<"callforest.worker.v1.GeneratedCall"> & {
    * @generated from field: uint32 generation_us = 5;
    */
   generationUs: number;
+
+  /**
+   * decision is what became of the admitted predecessor; only in forest mode.
+   *
+   * @generated from field: callforest.capture.v1.CaptureDecision decision = 6;
+   */
+  decision?: CaptureDecision | undefined;
 };
 
 /**
@@ -134,6 +149,34 @@ export type GeneratedCall = Message<"callforest.worker.v1.GeneratedCall"> & {
  */
 export const GeneratedCallSchema: GenMessage<GeneratedCall> = /*@__PURE__*/
   messageDesc(file_callforest_worker_v1_worker_service, 1);
+
+/**
+ * MeasuredCall is the size of a call that was not made.
+ *
+ * @generated from message callforest.worker.v1.MeasuredCall
+ */
+export type MeasuredCall = Message<"callforest.worker.v1.MeasuredCall"> & {
+  /**
+   * prompt_token_count is the number of tokens that the engine would be given.
+   *
+   * @generated from field: uint32 prompt_token_count = 1;
+   */
+  promptTokenCount: number;
+
+  /**
+   * decision is what would become of the predecessor; only in forest mode.
+   *
+   * @generated from field: callforest.capture.v1.CaptureDecision decision = 2;
+   */
+  decision?: CaptureDecision | undefined;
+};
+
+/**
+ * Describes the message callforest.worker.v1.MeasuredCall.
+ * Use `create(MeasuredCallSchema)` to create a new message.
+ */
+export const MeasuredCallSchema: GenMessage<MeasuredCall> = /*@__PURE__*/
+  messageDesc(file_callforest_worker_v1_worker_service, 2);
 
 /**
  * CaptureFailure says why a served call was not captured.
@@ -161,7 +204,7 @@ export type CaptureFailure = Message<"callforest.worker.v1.CaptureFailure"> & {
  * Use `create(CaptureFailureSchema)` to create a new message.
  */
 export const CaptureFailureSchema: GenMessage<CaptureFailure> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 2);
+  messageDesc(file_callforest_worker_v1_worker_service, 3);
 
 /**
  * DescribeRequest has nothing to say.
@@ -176,7 +219,7 @@ export type DescribeRequest = Message<"callforest.worker.v1.DescribeRequest"> & 
  * Use `create(DescribeRequestSchema)` to create a new message.
  */
 export const DescribeRequestSchema: GenMessage<DescribeRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 3);
+  messageDesc(file_callforest_worker_v1_worker_service, 4);
 
 /**
  * DescribeResponse describes the engine.
@@ -225,7 +268,7 @@ export type DescribeResponse = Message<"callforest.worker.v1.DescribeResponse"> 
  * Use `create(DescribeResponseSchema)` to create a new message.
  */
 export const DescribeResponseSchema: GenMessage<DescribeResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 4);
+  messageDesc(file_callforest_worker_v1_worker_service, 5);
 
 /**
  * UpdateWeightsRequest names new weights.
@@ -260,7 +303,7 @@ export type UpdateWeightsRequest = Message<"callforest.worker.v1.UpdateWeightsRe
  * Use `create(UpdateWeightsRequestSchema)` to create a new message.
  */
 export const UpdateWeightsRequestSchema: GenMessage<UpdateWeightsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 5);
+  messageDesc(file_callforest_worker_v1_worker_service, 6);
 
 /**
  * UpdateWeightsResponse confirms the update.
@@ -281,7 +324,7 @@ export type UpdateWeightsResponse = Message<"callforest.worker.v1.UpdateWeightsR
  * Use `create(UpdateWeightsResponseSchema)` to create a new message.
  */
 export const UpdateWeightsResponseSchema: GenMessage<UpdateWeightsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 6);
+  messageDesc(file_callforest_worker_v1_worker_service, 7);
 
 /**
  * GenerateRequest carries many items; each is answered by one result, in any order.
@@ -302,7 +345,7 @@ export type GenerateRequest = Message<"callforest.worker.v1.GenerateRequest"> & 
  * Use `create(GenerateRequestSchema)` to create a new message.
  */
 export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 7);
+  messageDesc(file_callforest_worker_v1_worker_service, 8);
 
 /**
  * GenerateItem is one item, or one frame of a large one.
@@ -370,7 +413,7 @@ export type GenerateItem = Message<"callforest.worker.v1.GenerateItem"> & {
  * Use `create(GenerateItemSchema)` to create a new message.
  */
 export const GenerateItemSchema: GenMessage<GenerateItem> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 8);
+  messageDesc(file_callforest_worker_v1_worker_service, 9);
 
 /**
  * GenerateResponse carries the results that were ready together.
@@ -391,7 +434,7 @@ export type GenerateResponse = Message<"callforest.worker.v1.GenerateResponse"> 
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 9);
+  messageDesc(file_callforest_worker_v1_worker_service, 10);
 
 /**
  * GenerateResult is the result of one item, or one frame of a large one.
@@ -459,7 +502,185 @@ export type GenerateResult = Message<"callforest.worker.v1.GenerateResult"> & {
  * Use `create(GenerateResultSchema)` to create a new message.
  */
 export const GenerateResultSchema: GenMessage<GenerateResult> = /*@__PURE__*/
-  messageDesc(file_callforest_worker_v1_worker_service, 10);
+  messageDesc(file_callforest_worker_v1_worker_service, 11);
+
+/**
+ * MeasureRequest carries many items; each is answered by one result, in any order.
+ *
+ * @generated from message callforest.worker.v1.MeasureRequest
+ */
+export type MeasureRequest = Message<"callforest.worker.v1.MeasureRequest"> & {
+  /**
+   * items are independent of each other.
+   *
+   * @generated from field: repeated callforest.worker.v1.MeasureItem items = 1;
+   */
+  items: MeasureItem[];
+};
+
+/**
+ * Describes the message callforest.worker.v1.MeasureRequest.
+ * Use `create(MeasureRequestSchema)` to create a new message.
+ */
+export const MeasureRequestSchema: GenMessage<MeasureRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_worker_v1_worker_service, 12);
+
+/**
+ * MeasureItem is one item, or one frame of a large one.
+ *
+ * @generated from message callforest.worker.v1.MeasureItem
+ */
+export type MeasureItem = Message<"callforest.worker.v1.MeasureItem"> & {
+  /**
+   * context identifies the item; every frame of a large item repeats it.
+   *
+   * @generated from field: callforest.capture.v1.ItemContext context = 1;
+   */
+  context?: ItemContext | undefined;
+
+  /**
+   * body is the item whole, its cancellation, or a frame of its serialized call.
+   *
+   * @generated from oneof callforest.worker.v1.MeasureItem.body
+   */
+  body: {
+    /**
+     * call is the call that would be generated.
+     *
+     * @generated from field: callforest.worker.v1.GenerateCall call = 2;
+     */
+    value: GenerateCall;
+    case: "call";
+  } | {
+    /**
+     * cancel ends the item.
+     *
+     * @generated from field: callforest.capture.v1.ItemCancel cancel = 3;
+     */
+    value: ItemCancel;
+    case: "cancel";
+  } | {
+    /**
+     * begin announces a large call.
+     *
+     * @generated from field: callforest.capture.v1.FrameBegin begin = 4;
+     */
+    value: FrameBegin;
+    case: "begin";
+  } | {
+    /**
+     * chunk is a part of it.
+     *
+     * @generated from field: callforest.capture.v1.FrameChunk chunk = 5;
+     */
+    value: FrameChunk;
+    case: "chunk";
+  } | {
+    /**
+     * end closes it.
+     *
+     * @generated from field: callforest.capture.v1.FrameEnd end = 6;
+     */
+    value: FrameEnd;
+    case: "end";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message callforest.worker.v1.MeasureItem.
+ * Use `create(MeasureItemSchema)` to create a new message.
+ */
+export const MeasureItemSchema: GenMessage<MeasureItem> = /*@__PURE__*/
+  messageDesc(file_callforest_worker_v1_worker_service, 13);
+
+/**
+ * MeasureResponse carries the results that were ready together.
+ *
+ * @generated from message callforest.worker.v1.MeasureResponse
+ */
+export type MeasureResponse = Message<"callforest.worker.v1.MeasureResponse"> & {
+  /**
+   * results are in the order in which the items were done.
+   *
+   * @generated from field: repeated callforest.worker.v1.MeasureResult results = 1;
+   */
+  results: MeasureResult[];
+};
+
+/**
+ * Describes the message callforest.worker.v1.MeasureResponse.
+ * Use `create(MeasureResponseSchema)` to create a new message.
+ */
+export const MeasureResponseSchema: GenMessage<MeasureResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_worker_v1_worker_service, 14);
+
+/**
+ * MeasureResult is the result of one item, or one frame of a large one.
+ *
+ * @generated from message callforest.worker.v1.MeasureResult
+ */
+export type MeasureResult = Message<"callforest.worker.v1.MeasureResult"> & {
+  /**
+   * sequence is the item's.
+   *
+   * @generated from field: uint64 sequence = 1;
+   */
+  sequence: bigint;
+
+  /**
+   * outcome is the result whole, an error, or a frame of its serialized measured.
+   *
+   * @generated from oneof callforest.worker.v1.MeasureResult.outcome
+   */
+  outcome: {
+    /**
+     * measured is its size.
+     *
+     * @generated from field: callforest.worker.v1.MeasuredCall measured = 2;
+     */
+    value: MeasuredCall;
+    case: "measured";
+  } | {
+    /**
+     * error says why the item failed; the stream goes on.
+     *
+     * @generated from field: google.rpc.Status error = 3;
+     */
+    value: Status;
+    case: "error";
+  } | {
+    /**
+     * begin announces a large measured.
+     *
+     * @generated from field: callforest.capture.v1.FrameBegin begin = 4;
+     */
+    value: FrameBegin;
+    case: "begin";
+  } | {
+    /**
+     * chunk is a part of it.
+     *
+     * @generated from field: callforest.capture.v1.FrameChunk chunk = 5;
+     */
+    value: FrameChunk;
+    case: "chunk";
+  } | {
+    /**
+     * end closes it.
+     *
+     * @generated from field: callforest.capture.v1.FrameEnd end = 6;
+     */
+    value: FrameEnd;
+    case: "end";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message callforest.worker.v1.MeasureResult.
+ * Use `create(MeasureResultSchema)` to create a new message.
+ */
+export const MeasureResultSchema: GenMessage<MeasureResult> = /*@__PURE__*/
+  messageDesc(file_callforest_worker_v1_worker_service, 15);
 
 /**
  * WorkerService generates for the gateway and captures what it generated. It stages, it never commits.
@@ -471,7 +692,7 @@ export const WorkerService: GenService<{
    * Generate runs calls. A result comes when the call is generated and staged, or when its capture
    * failed; a failed capture never fails the generation. A repeat under the same call_id may sample
    * again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
-   * ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+   * CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
    *
    * @generated from rpc callforest.worker.v1.WorkerService.Generate
    */
@@ -479,6 +700,17 @@ export const WorkerService: GenService<{
     methodKind: "bidi_streaming";
     input: typeof GenerateRequestSchema;
     output: typeof GenerateResponseSchema;
+  },
+  /**
+   * Measure says how many prompt tokens calls would have. It renders, decides and splices as Generate
+   * does, and generates, stages and keeps nothing. Reasons: as Generate.
+   *
+   * @generated from rpc callforest.worker.v1.WorkerService.Measure
+   */
+  measure: {
+    methodKind: "bidi_streaming";
+    input: typeof MeasureRequestSchema;
+    output: typeof MeasureResponseSchema;
   },
   /**
    * Describe says what the engine is and which weights serve. Reasons: ENGINE_UNAVAILABLE.

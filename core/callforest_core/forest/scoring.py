@@ -1,0 +1,118 @@
+"""Which call of a forest rollout is scored (SEL-3, SEL-6; docs/protocol.md, 7b).
+
+A declared id, the scored response's own id and its content testify; all must name one call. The
+order of capture is no witness, and neither is the shape of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from callforest_core.custody.call import CallRecord
+from callforest_core.forest.answers import CapturedAnswers
+from callforest_core.forest.history import Passage, read_response
+from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """What is said of the scored call.
+
+    Attributes:
+        declared_response_id: what the harness declares, or None.
+        response: the scored response, as it was read; None when there is none.
+        last_call_id: the call that the returned history ends the scored response with, or None.
+    """
+
+    declared_response_id: str | None = None
+    response: Passage | None = None
+    last_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCall:
+    """The scored call and who named it: `declared`, `response_id` or `content`, all of them."""
+
+    call_id: str
+    stage: str
+    trail: str
+
+
+def readable_response(response: object) -> Passage | None:
+    """Read a scored response; one that cannot be read is no witness."""
+    try:
+        return read_response(response)
+    except SelectionRefusedError:
+        return None
+
+
+def scored_call(
+    records: Sequence[CallRecord], witnesses: Witnesses, among: Collection[str]
+) -> ScoredCall:
+    """Give the call that every witness names.
+
+    Args:
+        records: of the attempt.
+        witnesses: the witnesses.
+        among: the selected calls; they decide between calls that said the same. Empty when the
+            selection is not known yet.
+
+    Raises:
+        SelectionRefusedError: no witness names a call (`terminal_missing`), or they name several
+            or contradict each other (`terminal_ambiguous`).
+    """
+    captured = CapturedAnswers(records)
+    named = _heard(captured, witnesses)
+    if not named:
+        detail = "no witness names the scored call"
+        raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
+    agreed = frozenset.intersection(*named.values())
+    if not agreed:
+        told = ", ".join(f"{witness}: {'/'.join(sorted(who))}" for witness, who in named.items())
+        raise SelectionRefusedError(
+            SelectionFault.TERMINAL_AMBIGUOUS, told, frozenset.union(*named.values())
+        )
+    if len(agreed) > 1:
+        agreed &= frozenset(among)
+    if len(agreed) != 1:
+        detail = "several calls said what the scored response says"
+        raise SelectionRefusedError(
+            SelectionFault.TERMINAL_AMBIGUOUS, detail, frozenset.union(*named.values())
+        )
+    (call_id,) = agreed
+    first, *others = named
+    trail = f"corroborated_by={'+'.join(others)}" if others else ""
+    return ScoredCall(call_id, first, trail)
+
+
+def _heard(captured: CapturedAnswers, witnesses: Witnesses) -> dict[str, frozenset[str]]:
+    """Give the calls that each witness names; those that name none are left out."""
+    named: dict[str, frozenset[str]] = {}
+    if witnesses.declared_response_id is not None:
+        declared = captured.called(witnesses.declared_response_id)
+        if not declared:
+            detail = f"the declared id {witnesses.declared_response_id!r} names no captured call"
+            raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
+        named["declared"] = declared
+    if witnesses.response is not None:
+        if said := captured.called(witnesses.response.response_id):
+            named["response_id"] = said
+        if said := _content(captured, witnesses.response):
+            named["content"] = said
+    if witnesses.last_call_id is not None:
+        named["content"] = frozenset({witnesses.last_call_id})
+    return named
+
+
+def _content(captured: CapturedAnswers, response: Passage) -> frozenset[str]:
+    """Give the calls whose answers the response ends with."""
+    if not response.runs:
+        return frozenset()
+    run = response.runs[-1]
+    found: set[str] = set()
+    for start in range(len(run)):
+        for count, key in captured.prefixes(run[start:]):
+            if start + count == len(run):
+                found |= captured.candidates(key, run[start:])
+    return frozenset(found)

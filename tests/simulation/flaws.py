@@ -1,0 +1,57 @@
+"""Faults that a run can be given, so that the tests can prove that it would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from callforest_mesh.ledger import core
+from callforest_mesh.ledger.attempt import CLOSED, SEALED, AttemptView
+from tests.simulation.mesh import Mesh
+
+
+def _none(_mesh: Mesh) -> None:
+    """Change nothing."""
+
+
+def _acks_early(mesh: Mesh) -> None:
+    """Acknowledge before it is durable: what a crash finds under way is lost."""
+    for disk in mesh.disks.values():
+        disk.acks_early = True
+
+
+def _no_fence(_mesh: Mesh) -> None:
+    """Take rows behind the seal, as a ledger without fencing would."""
+    apply = AttemptView.apply
+
+    def unfenced(view: AttemptView, event) -> None:
+        was = view.state
+        view.state = CLOSED if was == SEALED else was
+        apply(view, event)
+        if was == SEALED:
+            view.state = was
+
+    AttemptView.apply = unfenced
+    core.SEALED = -1
+
+
+def _forgets_tokens(_mesh: Mesh) -> None:
+    """Delete tokens when their group is published, before anyone consumed it."""
+    from callforest_mesh.finalizer.cleanup import Cleanup
+
+    async def step(self, tenant: str) -> bool:
+        state = self._row_log.state(tenant)
+        if state.cleaned_cursor >= state.head_cursor:
+            return False
+        await self._clean(tenant, state.cleaned_cursor + 1)
+        await self._row_log.cleaned(tenant, state.cleaned_cursor + 1)
+        return True
+
+    Cleanup._step = step
+
+
+FLAWS: Mapping[str, Callable[[Mesh], None]] = {
+    "": _none,
+    "acks-early": _acks_early,
+    "no-fence": _no_fence,
+    "forgets-tokens": _forgets_tokens,
+}
