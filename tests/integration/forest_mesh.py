@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from callforest.capture.v1 import attempt_pb2
 from callforest_client.codec import call_record_to_proto, staged_call_to_proto
-from callforest_client.source_codec import source_summary_to_proto
+from callforest_client.source_codec import output_summary_to_proto, source_summary_to_proto
 from callforest_core.custody.call import CallRecord
 from callforest_core.lineage.source import EMPTY_HISTORY, output_summary
 from tests.integration.finalizer_mesh import Made, Player
@@ -68,8 +68,7 @@ class ForestPlayer(Player):
         message = call_record_to_proto(record, self.key, generation_len=made.call.generation_len)
         history = EMPTY_HISTORY.extended(made.items).extended(served)
         message.replay.CopyFrom(source_summary_to_proto(history.summary(RENDER)))
-        summary = output_summary(served)
-        message.output.atom_count, message.output.digest = summary.atom_count, summary.digest
+        message.output.CopyFrom(output_summary_to_proto(output_summary(served)))
         message.decision.CopyFrom(decided(spliced=identity.parent_call_id is not None))
         return message
 
