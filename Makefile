@@ -87,7 +87,7 @@ fuzz: install ## Send malformed requests to every RPC and route (DEPTH=n message
 	@$(BIN)/pytest -q -s tests/robustness/test_fuzz.py
 
 .PHONY: simulate
-simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items; SEED=n, the first seed)
+simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items; SEED=n)
 	@$(BIN)/python -m tests.simulation.run --seed $${SEED:-1}
 
 .PHONY: faults

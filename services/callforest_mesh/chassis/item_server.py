@@ -224,6 +224,8 @@ class _Stream(Generic[PayloadT, ResultT]):
                 if (running := self._running.get(sequence)) is not None:
                     running.answering.cancel()
                 return
+            if sequence in self._running:
+                return  # it came twice, and its one result is still to come
             check(cast("Message", item))
             if body in (self._spec.payload_field, "begin"):
                 self._open(context)
