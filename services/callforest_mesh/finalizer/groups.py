@@ -154,9 +154,15 @@ def _contribution(rollout: row_log_pb2.FinalizedRollout) -> Contribution:
 
 
 def _valid_fraction(rollouts: Sequence[row_log_pb2.FinalizedRollout]) -> float:
-    """Give the part of logical rollouts that were verified, environment-masked ones included."""
+    """Give the part of logical rollouts that were verified.
+
+    One that its environment masks was, if its generations were counted: whatever is verified has
+    sampled something.
+    """
     verified = [
-        not one.receipt.masked or one.receipt.mask_reason == ENVIRONMENT_MASKED for one in rollouts
+        not one.receipt.masked
+        or (one.receipt.mask_reason == ENVIRONMENT_MASKED and one.receipt.generated_token_count > 0)
+        for one in rollouts
     ]
     return sum(verified) / len(verified) if verified else 0.0
 

@@ -87,8 +87,8 @@ class Receipt(_message.Message):
     total_token_count: _builtins.int
     """total_token_count is the length of the longest verified context."""
     mask_cause: _builtins.str
-    """mask_cause is the first failure row's reason, with the worker's own behind a slash; empty when the
-    attempt has no failure row. No digest covers it.
+    """mask_cause is the first failure row's reason, with the worker's own behind a slash, or the fault of a
+    selection that was refused; empty when there is neither. No digest covers it.
     """
     traceparent: _builtins.str
     """traceparent is the W3C trace context of the span in which the rollout was finalized; empty when none

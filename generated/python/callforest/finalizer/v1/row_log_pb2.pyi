@@ -38,6 +38,7 @@ class FinalizedRollout(_message.Message):
     PATHS_FIELD_NUMBER: _builtins.int
     RESULT_SHA256_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
+    MASK_REFUSED_SELECTION_FIELD_NUMBER: _builtins.int
     declared_response_id: _builtins.str
     """declared_response_id is what the request declared; a repeat must declare the same."""
     scored_response_sha256: _builtins.bytes
@@ -48,6 +49,8 @@ class FinalizedRollout(_message.Message):
     """attempt_number is the number of the finalized attempt; earlier ones are cleaned with it."""
     result_sha256: _builtins.bytes
     """result_sha256 is the SHA-256 of the request's result; a repeat must give the same."""
+    mask_refused_selection: _builtins.bool
+    """mask_refused_selection is what the request asked; a repeat must ask the same."""
     @_builtins.property
     def receipt(self) -> _receipt_pb2.Receipt:
         """receipt is the fixed receipt."""
@@ -78,10 +81,11 @@ class FinalizedRollout(_message.Message):
         paths: _abc.Iterable[Global___RowPath] | None = ...,
         result_sha256: _builtins.bytes = ...,
         selection: _selection_pb2.Selection | None = ...,
+        mask_refused_selection: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "declared_response_id", b"declared_response_id", "receipt", b"receipt", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "declared_response_id", b"declared_response_id", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "paths", b"paths", "receipt", b"receipt", "result_sha256", b"result_sha256", "scored_response_sha256", b"scored_response_sha256", "selection", b"selection"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "declared_response_id", b"declared_response_id", "mask_refused_selection", b"mask_refused_selection", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "paths", b"paths", "receipt", b"receipt", "result_sha256", b"result_sha256", "scored_response_sha256", b"scored_response_sha256", "selection", b"selection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__declared_response_id: _TypeAlias = _typing.Literal["declared_response_id"]  # noqa: Y015
     _WhichOneofArgType__declared_response_id: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id"]  # noqa: Y015

@@ -148,8 +148,8 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
   totalTokenCount: bigint;
 
   /**
-   * mask_cause is the first failure row's reason, with the worker's own behind a slash; empty when the
-   * attempt has no failure row. No digest covers it.
+   * mask_cause is the first failure row's reason, with the worker's own behind a slash, or the fault of a
+   * selection that was refused; empty when there is neither. No digest covers it.
    *
    * @generated from field: string mask_cause = 19;
    */
