@@ -47,6 +47,8 @@ class Outcome:
         result: the harness's ordinary result as JSON bytes, or b""; what forest mode selects from.
         selection: the calls that train, of forest mode, instead of having a policy choose them.
         environment_masked: the environment keeps the rollout from training.
+        mask_refused_selection: evidence that cannot be taken masks the rollout, instead of being
+            refused, so that its siblings train.
     """
 
     reward: float
@@ -55,6 +57,7 @@ class Outcome:
     result: bytes = field(default=b"", repr=False)
     selection: selection_pb2.Selection | None = None
     environment_masked: bool = False
+    mask_refused_selection: bool = False
 
 
 class RolloutOwner:
@@ -135,6 +138,7 @@ class RolloutOwner:
             result=outcome.result,
             selection=outcome.selection,
             environment_masked=outcome.environment_masked,
+            mask_refused_selection=outcome.mask_refused_selection,
         )
         return await self._finalizer.finalize_rollout(request)
 

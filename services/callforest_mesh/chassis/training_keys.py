@@ -119,6 +119,7 @@ MOVED: Final = (
     MovedKey("policy.train_micro_batch_size", (), "trainer.batch.train_microbatch_size"),
     MovedKey("grpo.advantage_clip_low", (None,), "trainer.advantages.clip_low"),
     MovedKey("grpo.advantage_clip_high", (None,), "trainer.advantages.clip_high"),
+    MovedKey("grpo.overlong_filtering", (False,), "trainer.advantages.overlong_filtering"),
     MovedKey("grpo.masked_reward_policy", (), "trainer.advantages.masked_reward_policy"),
 )
 

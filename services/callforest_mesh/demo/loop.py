@@ -149,6 +149,7 @@ class DemoLoop:
             reward=played.reward if played else 0.0,
             declared_response_id=played.response_id or None if played else None,
             result=played.result if played else b"",
+            mask_refused_selection=True,  # one odd rollout must not stop the others
         )
         receipt = await self._owner.finish(rollout, outcome, group_id=group_id, slot=slot)
         return _Finished(receipt, outcome.reward, played)

@@ -25,6 +25,7 @@ policy:
   dynamic_batching: {enabled: false}
 grpo:
   calculate_advantages_on_gpu: false
+  overlong_filtering: false
 loss_fn:
   token_level_loss: true
   sequence_level_importance_ratios: false
@@ -82,6 +83,8 @@ def test_without_a_section_attempts_are_of_chain_mode() -> None:
         ("grpo.advantage_clip_low=-1", "grpo.advantage_clip_low", "trainer.advantages.clip_low"),
         ("grpo.masked_reward_policy=include", "grpo.masked_reward_policy",
          "trainer.advantages.masked_reward_policy"),
+        ("grpo.overlong_filtering=true", "grpo.overlong_filtering",
+         "trainer.advantages.overlong_filtering here; rename it and keep its value"),
         ("grpo.calculate_advantage_on_gpu=false", "grpo.calculate_advantage_on_gpu",
          "did you mean 'calculate_advantages_on_gpu'?"),
         ("loss_fn.token_level_loss=false", "loss_fn.token_level_loss", "cut into rows"),
