@@ -109,7 +109,13 @@ class RolloutOwner:
         return OpenRollout(rollout_id, attempt, base_url)
 
     async def finish(
-        self, rollout: OpenRollout, outcome: Outcome, *, group_id: str, slot: int
+        self,
+        rollout: OpenRollout,
+        outcome: Outcome,
+        *,
+        group_id: str,
+        slot: int,
+        settle_wait_s: float | None = None,
     ) -> receipt_pb2.Receipt:
         """Close, settle, seal and finalize a rollout; give its receipt.
 
@@ -120,10 +126,12 @@ class RolloutOwner:
             outcome: how it ended.
             group_id: names its group.
             slot: its place in the group, from 0.
+            settle_wait_s: how long its calls may take to settle; None for the owner's own limit.
         """
         key = rollout.capture_key
         await self._admission.close_attempt(key)
-        await self._ledger.await_settled(key, wait_s=self._settle_wait_s)
+        wait_s = self._settle_wait_s if settle_wait_s is None else settle_wait_s
+        await self._ledger.await_settled(key, wait_s=wait_s)
         sealed = await self._ledger.seal(key)
         request = pb.FinalizeRolloutRequest(
             group_id=group_id,

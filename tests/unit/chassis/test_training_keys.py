@@ -30,7 +30,7 @@ loss_fn:
   token_level_loss: true
   sequence_level_importance_ratios: false
 async_rl:
-  rollout_failure: {min_step_batch_fraction: 1}
+  rollout_failure: {redispatch: false}
 """
 
 
@@ -94,7 +94,8 @@ def test_without_a_section_attempts_are_of_chain_mode() -> None:
         ("loss_fn.sequence_mask=true", "loss_fn.sequence_mask", "how rows were cut"),
         ("data.loss_multiplier=2", "data.loss_multiplier", "weighs the same"),
         ("async_rl.rollout_failure.min_step_batch_fraction=0.5",
-         "async_rl.rollout_failure.min_step_batch_fraction", "whole steps"),
+         "async_rl.rollout_failure.min_step_batch_fraction",
+         "trainer.min_step_batch_fraction here; rename it and keep its value"),
         ("async_rl.rollout_failure.redispatch=true", "async_rl.rollout_failure.redispatch",
          "dropped"),
         ("grpo=1", "grpo", "must be a section"),

@@ -134,6 +134,7 @@ class LoggedGroup(_message.Message):
     DROP_REASON_FIELD_NUMBER: _builtins.int
     HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_FOLLOWS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the position."""
     group_id: _builtins.str
@@ -146,6 +147,8 @@ class LoggedGroup(_message.Message):
     """heuristic_fraction is the part of its rollouts whose scored call the heuristic chose."""
     traceparent: _builtins.str
     """traceparent is the trace context of the group's publication, or empty."""
+    replacement_follows: _builtins.bool
+    """replacement_follows is set when another group stands for this dropped one."""
     @_builtins.property
     def rollout_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """rollout_ids are the logical rollouts in slot order."""
@@ -170,10 +173,11 @@ class LoggedGroup(_message.Message):
         drop_reason: _builtins.str = ...,
         heuristic_fraction: _builtins.float = ...,
         traceparent: _builtins.str = ...,
+        replacement_follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "rollout_ids", b"rollout_ids", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "replacement_follows", b"replacement_follows", "rollout_ids", b"rollout_ids", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
