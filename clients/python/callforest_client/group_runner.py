@@ -22,8 +22,8 @@ from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 _LOG = logging.getLogger("callforest")
 _T = TypeVar("_T")
 
-Play: TypeAlias = Callable[[str, OpenRollout, int], Awaitable[Outcome]]
-"""(group id, rollout, slot) -> how it ended. Raises RolloutLostError when there is no result."""
+Play: TypeAlias = Callable[[str, OpenRollout], Awaitable[Outcome]]
+"""(group id, rollout) -> how it ended. Raises RolloutLostError when there is no result."""
 
 ROLLOUT_TIMEOUT: Final = "rollout_timeout"
 """Why a group was dropped: its rollouts took too long."""
@@ -218,7 +218,7 @@ class GroupRunner:
             group.opened[slot] = rollout
             try:
                 async with asyncio.timeout_at(group.deadline):
-                    return await play(group.group_id, rollout, slot)
+                    return await play(group.group_id, rollout)
             except (RolloutLostError, UnavailableError, ConnectionError, TimeoutError) as error:
                 _LOG.warning("rollout %s was lost: %s", rollout.capture_key, _told(error))
                 if attempt == self._options.attempts or loop.time() >= group.deadline:

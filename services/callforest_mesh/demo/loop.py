@@ -57,8 +57,10 @@ class LoopOptions:
     mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_CHAIN
     step_timeout_s: float = 120.0
     rollout_timeout_s: float = 600.0
-    budget: BudgetOptions = BudgetOptions(
-        max_consecutive_dropped_groups=1, min_step_batch_fraction=0.5
+    budget: BudgetOptions = field(
+        default_factory=lambda: BudgetOptions(
+            max_consecutive_dropped_groups=1, min_step_batch_fraction=0.5
+        )
     )
 
     @property
@@ -149,7 +151,7 @@ class DemoLoop:
             for number in range(self._options.groups_per_step)
         ]
 
-    async def _play(self, group_id: str, rollout: OpenRollout, slot: int) -> Outcome:
+    async def _play(self, group_id: str, rollout: OpenRollout) -> Outcome:
         """Play one rollout; one whose harness was refused is masked, one that broke is lost."""
         number = int(group_id.partition("~")[0].rpartition("-g")[2])
         opening = self._options.openings[number % len(self._options.openings)]
