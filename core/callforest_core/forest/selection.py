@@ -37,6 +37,7 @@ class SelectionFault(StrEnum):
     ANSWER_REORDERED = "answer_reordered"
     ANSWER_DUPLICATED = "answer_duplicated"
     ANSWER_AMBIGUOUS = "answer_ambiguous"
+    NORMALIZATION_UNSUPPORTED = "normalization_unsupported"
     REFERENCE_UNKNOWN = "reference_unknown"
     REFERENCE_DUPLICATED = "reference_duplicated"
     POLICY_EMPTY = "policy_empty"
