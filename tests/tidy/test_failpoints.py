@@ -7,6 +7,8 @@ from pathlib import Path
 from callforest_mesh.chassis.failpoint import POINTS
 from tests.tidy.sources import dotted, expect_none, name_of, python_files, tree_of
 
+SHARED = {"store", "stream"}
+"""Owners of points that several services pass: a store, an item stream."""
 TABLE = "services/callforest_mesh/chassis/failpoint.py"
 
 
@@ -57,7 +59,7 @@ def test_a_point_says_whose_it_is_and_what_is_true_there() -> None:
         [
             f"{name} stands in {places[name]}"
             for name, owner in owners.items()
-            if places[name] != ("chassis" if owner == "store" else owner)
+            if places[name] != ("chassis" if owner in SHARED else owner)
         ]
     )
     expect_none([name for name, truth in POINTS.items() if not truth])
