@@ -95,7 +95,7 @@ POINTS: Final[Mapping[str, str]] = {
     "trainer.before_rename": "the learner has written a checkpoint under its unfinished name",
     "trainer.after_rename": "the checkpoint is named; its directory is not synced",
     "trainer.after_checkpoint": "a checkpoint is durable; no cursor was committed behind it",
-    "trainer.after_cursor": "the cursor behind a checkpoint is sent; it is not confirmed",
+    "trainer.after_cursor": "the cursor behind a checkpoint is durable; who waited was not told",
 }
 """Every point by its name, with what is true when it is passed."""
 
