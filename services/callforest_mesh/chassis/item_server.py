@@ -35,6 +35,7 @@ from callforest_mesh.chassis.errors import (
     overloaded,
     status_of_exception,
 )
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_observer import Describe, ItemObserver
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import check, malformed
@@ -138,6 +139,7 @@ class ItemServer(Generic[PayloadT, ResultT]):
                 await stream.wait()
                 while stream.has_results:
                     yield stream.next_response()
+                    failpoint("stream.after_answer")
                 if reader.done() and stream.idle:
                     break
         finally:
@@ -226,6 +228,7 @@ class _Stream(Generic[PayloadT, ResultT]):
                 return
             if sequence in self._running:
                 return  # it came twice, and its one result is still to come
+            failpoint("stream.before_validate")
             check(cast("Message", item))
             if body in (self._spec.payload_field, "begin"):
                 self._open(context)
@@ -235,6 +238,7 @@ class _Stream(Generic[PayloadT, ResultT]):
             self._answer_error(sequence, status_of_exception(refusal, service=self._service))
             return
         if payload is not None:
+            failpoint("stream.after_validate")
             self._start(context, payload)
 
     def _open(self, context: item_pb2.ItemContext) -> None:
@@ -312,6 +316,7 @@ class _Stream(Generic[PayloadT, ResultT]):
         running = self._running.pop(sequence)
         error = asyncio.CancelledError() if answering.cancelled() else answering.exception()
         if error is None:
+            failpoint("stream.before_answer")
             self._answer_with(sequence, answering.result())
             return
         if isinstance(error, TimeoutError) or (running.late and answering.cancelled()):
