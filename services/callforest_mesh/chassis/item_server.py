@@ -34,6 +34,7 @@ from callforest_mesh.chassis.errors import (
     overloaded,
     status_of_exception,
 )
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_observer import Describe, ItemObserver
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import check, malformed
@@ -123,6 +124,7 @@ class ItemServer(Generic[PayloadT, ResultT]):
                 await stream.wait()
                 while results := stream.next_results():
                     yield self._spec.response(results=results)
+                    failpoint("stream.after_answer")
                 if reader.done() and stream.idle:
                     break
         finally:
@@ -201,6 +203,7 @@ class _Stream(Generic[PayloadT, ResultT]):
                 if (running := self._running.get(sequence)) is not None:
                     running.answering.cancel()
                 return
+            failpoint("stream.before_validate")
             check(cast("Message", item))
             if body in (self._spec.payload_field, "begin"):
                 self._open(context)
@@ -210,6 +213,7 @@ class _Stream(Generic[PayloadT, ResultT]):
             self._answer_error(sequence, status_of_exception(refusal, service=self._service))
             return
         if payload is not None:
+            failpoint("stream.after_validate")
             self._start(context, payload)
 
     def _open(self, context: item_pb2.ItemContext) -> None:
@@ -284,6 +288,7 @@ class _Stream(Generic[PayloadT, ResultT]):
         running.timer.cancel()
         error = asyncio.CancelledError() if answering.cancelled() else answering.exception()
         if error is None:
+            failpoint("stream.before_answer")
             self._answer_with(sequence, answering.result())
             return
         if isinstance(error, TimeoutError) or (running.late and answering.cancelled()):

@@ -25,6 +25,7 @@ from callforest_core.refusal import Refusal
 from callforest_mesh.chassis import lmdb_environment as environment
 from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.chassis.errors import draining, overloaded
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.store_opening import foreign, mark_made, open_store
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.transaction import (
@@ -287,10 +288,13 @@ class LmdbStore:
     def _attempt(self, jobs: list[WriteJob[Any, Any]]) -> list[WriteJob[Any, Any]]:
         """Run and commit writes; give those that must run again because one spoiled the commit."""
         raw = self._env.begin(write=True, buffers=True)
+        failpoint("store.after_begin")
         try:
             self._fill(raw, jobs)
             used = self._used_bytes(raw)
+            failpoint("store.before_commit")
             self._commit(raw)
+            failpoint("store.after_commit")
         except SpoiledError as spoiled:
             raw.abort()
             culprit = spoiled.by or (jobs[0] if len(jobs) == 1 else None)
@@ -313,6 +317,7 @@ class LmdbStore:
             with self._blaming(job):
                 try:
                     job.result = job.fn(txn)
+                    failpoint("store.after_put")
                 except Refusal as refusal:
                     if txn.wrote:
                         raise

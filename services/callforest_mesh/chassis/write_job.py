@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.transaction import WriteTxn
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ def answer(jobs: Sequence[WriteJob[Any, Any]]) -> None:
             loop.call_soon_threadsafe(_tell_all, theirs)
         except RuntimeError:
             _LOG.info("%d waiters of a store are gone with their event loop", len(theirs))
+    failpoint("store.after_ack")
 
 
 def _tell_all(jobs: Sequence[WriteJob[Any, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from callforest.capture.v1 import capture_admission_pb2
 from callforest_client.admission import AdmissionClient
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.gateway import core
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.life import Life
@@ -41,4 +42,5 @@ class Admitting:
         life.intent = core.intent_of(
             life.request, life.capture_key, life.call_id, life.admit_time, digest
         )
+        failpoint("gateway.before_intent")
         return await self._admission.admit(life.intent, traceparent=life.traceparent)

@@ -20,6 +20,7 @@ from callforest_client.errors import CallforestError, UnavailableError
 from callforest_client.ledger import LedgerClient
 from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.call_attributes import verdict_attributes
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import OK, SILENT, ServiceTelemetry
 from callforest_mesh.gateway import core
 from callforest_mesh.gateway.admitting import Admitting
@@ -156,6 +157,7 @@ class Calls:
             await self._rows.fail(life, REQUEST_FINISHED, detail="the harness went away")
             raise AbandonedError
         generated = await self._generate(life, verdict)
+        failpoint("gateway.after_engine")
         served = await self._read(life, generated.chat_response)
         difference = life.request.evidence.explain(verdict)
         if life.captured:
@@ -199,6 +201,7 @@ class Calls:
     ) -> worker_pb.GeneratedCall:
         assert life.intent is not None, "it was admitted"
         call = core.generation_of(life.request, verdict, life.intent)
+        failpoint("gateway.before_engine")
         life.generation = asyncio.ensure_future(
             self._worker.generate(
                 call, timeout_s=self._options.generate_timeout_s, traceparent=life.traceparent
@@ -257,6 +260,7 @@ class Calls:
         difference: call_record_pb2.HistoryDifference | None,
     ) -> None:
         coords = generated.staged
+        failpoint("gateway.after_staging")
         if (coords.capture_key, coords.call_id) != (life.capture_key, life.call_id):
             # They would be recorded for another call.
             named = f"they name {coords.capture_key}/{coords.call_id}"
@@ -270,6 +274,7 @@ class Calls:
         if difference is not None:
             record.difference.CopyFrom(difference)
         if await self._rows.commit(life, record):
+            failpoint("gateway.after_commit_ack")
             life.request.evidence.keep(life.call_id, served)
 
     def _fail_later(self, life: Life, *, detail: str) -> None:

@@ -15,6 +15,7 @@ from callforest.capture.v1 import attempt_pb2, call_record_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError, reason_name
 from callforest_client.ledger import LedgerClient
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.gateway.life import INVALID_COORDINATES, REQUEST_FINISHED, Life
 from callforest_mesh.gateway.measures import LifeMeasures
 from callforest_mesh.gateway.refusals import of_service, unavailable
@@ -164,6 +165,7 @@ class Rows:
                 record, timeout_s=left_s, traceparent=life.traceparent
             )
         )
+        failpoint("gateway.after_append")
 
     async def _durably(self, send: Callable[[float], Awaitable[_Answer]]) -> _Answer:
         """Send a row within the bound; repeat when the ledger says after which delay."""

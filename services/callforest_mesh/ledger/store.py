@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 from callforest.ledger.v1 import ledger_event_pb2
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.attempt import AttemptKey
@@ -205,6 +206,7 @@ class _LmdbWriter(_LmdbReader):
             self._txn.put(_EVENTS, key, event.SerializeToString())
             if event.WhichOneof("event") == "attempt_opened":
                 self._index(event.attempt_opened)
+        failpoint("ledger.after_append")
 
     def forget(self, opened: ledger_event_pb2.AttemptOpened) -> int:
         prefix = attempt_prefix(AttemptKey(opened.tenant, opened.capture_key))

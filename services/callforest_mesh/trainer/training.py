@@ -22,6 +22,7 @@ from callforest.trainer.v1 import trainer_service_pb2 as pb
 from callforest_client.errors import CallforestError, UnavailableError
 from callforest_client.finalizer import FinalizerClient, RowSubscription
 from callforest_client.worker import WorkerClient
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import SILENT, Tracer
 from callforest_mesh.trainer.announcements import Announcements
 from callforest_mesh.trainer.batch import BatchRefusedError, plan_step
@@ -216,6 +217,7 @@ class Training:
         step, cursor = self._checkpointed
         if cursor > 0:
             await subscription.commit(cursor)
+            failpoint("trainer.after_cursor")
             self._announce.status.committed_cursor = cursor
         answered, self._uncommitted = self._uncommitted, []
         for future in answered:
@@ -306,6 +308,7 @@ class Training:
         for failed in pushes:
             if isinstance(failed, BaseException):
                 raise failed
+        failpoint("trainer.after_push")
         self._version = version
         self._journal.forget_weights_before(version)
         await self._announce.weights_serve(version, self._step)

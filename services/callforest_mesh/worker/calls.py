@@ -25,6 +25,7 @@ from callforest_core.custody.capture_input import CaptureDecision
 from callforest_core.custody.errors import CaptureError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import item_late, overloaded
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker import core
@@ -142,11 +143,14 @@ class Calls:
 
     async def _generate(self, ask: _Ask) -> pb.GeneratedCall:
         loop = asyncio.get_running_loop()
+        failpoint("worker.before_prefix")
         prefix, fault = await self._resolve(ask)
+        failpoint("worker.before_engine")
         begun = loop.time()
         with generation_span(self._tracer, ask.context.traceparent, ask.call.chat_request) as span:
             result = await self._run_engine(ask, prefix, self._engine.generate)
             span.describe_result(result)
+        failpoint("worker.after_engine")
         self._measures.count(result)
         generated = pb.GeneratedCall(
             chat_response=result.response,
@@ -276,7 +280,9 @@ class Calls:
         message = staged_call_to_proto(
             staged, generated.chat_response, generated.completion, decision
         )
+        failpoint("worker.before_stage")
         receipt = await self._stage_to_its_end(capture, message)
+        failpoint("worker.after_stage")
         if receipt.HasField("winner"):
             _serve_winner(receipt.winner, generated)
         elif receipt.coords == coords_of(staged):
