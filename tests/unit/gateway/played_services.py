@@ -12,14 +12,16 @@ from callforest.capture.v1 import (
     capture_admission_pb2,
     commit_coords_pb2,
     completion_pb2,
+    staged_call_pb2,
 )
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_service_pb2
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError
 from callforest_mesh.gateway import core
-from callforest_mesh.gateway.calls import Calls, Served
+from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
+from callforest_mesh.gateway.life import Served
 from callforest_mesh.gateway.options import GatewayOptions
 
 ROOT = capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
@@ -63,6 +65,9 @@ class Played:
     verdict: object = field(default_factory=lambda: ROOT)
     generated: object = field(default_factory=staged)
     described: list[object] = field(default_factory=list)
+    measured: object = field(default_factory=lambda: ROOT)
+    kept: dict[str, staged_call_pb2.StagedCall] = field(default_factory=dict)
+    staging_answers: list[object] = field(default_factory=list)
     record_answers: list[object] = field(default_factory=list)
     failure_answers: list[object] = field(default_factory=list)
     admitting: Callable[[], Awaitable[None]] | None = None
@@ -80,6 +85,21 @@ class Played:
         if self.admitting is not None:
             await self.admitting()
         return give(self.verdict)
+
+    async def measure(self, _intent: attempt_pb2.CallIntent) -> object:
+        self.order.append("measure")
+        return give(self.measured)
+
+    async def fetch(
+        self, _capture_key: str, call_ids: list[str], **asked: object
+    ) -> list[staged_call_pb2.StagedCall]:
+        assert asked["without_columns"] is True
+        self.order.append("fetch")
+        if self.staging_answers:
+            give(self.staging_answers.pop(0))
+        if call_ids[0] not in self.kept:
+            raise refused(er.ERROR_REASON_CALL_NOT_FOUND)
+        return [self.kept[call_ids[0]]]
 
     async def describe(self) -> object:
         self.order.append("describe")
@@ -139,6 +159,7 @@ def refused(
 def calls_of(played: Played, **options: object) -> Calls:
     ids = (f"c{number}" for number in range(100))
     return Calls(
+        played,
         played,
         played,
         played,
