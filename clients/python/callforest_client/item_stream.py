@@ -70,6 +70,7 @@ class _Pending(Generic[PayloadT, ResultT]):
     tenant: str
     deadline: float
     traceparent: str
+    repeatable: bool
     future: asyncio.Future[ResultT]
     sent: bool = False
     late: bool = False
@@ -116,7 +117,13 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self.item_count = 0
 
     async def send(
-        self, payload: PayloadT, *, tenant: str, timeout_s: float, traceparent: str = ""
+        self,
+        payload: PayloadT,
+        *,
+        tenant: str,
+        timeout_s: float,
+        traceparent: str = "",
+        repeatable: bool | None = None,
     ) -> ResultT:
         """Send one payload and await its answer.
 
@@ -125,6 +132,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
             tenant: owns what the item touches.
             timeout_s: how long the answer may take, repeats included.
             traceparent: the caller's W3C trace context, or "".
+            repeatable: whether it may be sent again when the stream broke, instead of what the
+                stream says of its items.
 
         Raises:
             RefusedError: the service refused it.
@@ -140,7 +149,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
             else:
                 await self._places.acquire()
             try:
-                pending = self._enqueue(loop, payload, tenant, deadline, traceparent)
+                again = self._spec.repeatable if repeatable is None else repeatable
+                pending = self._enqueue(loop, payload, tenant, deadline, traceparent, again)
                 # A timer costs a tenth of a timeout, which also looks after its task.
                 timer = loop.call_at(deadline, _expire, pending)
                 try:
@@ -170,12 +180,13 @@ class ItemStream(Generic[PayloadT, ResultT]):
         tenant: str,
         deadline: float,
         traceparent: str,
+        repeatable: bool,  # noqa: FBT001 - in the order of _Pending
     ) -> _Pending[PayloadT, ResultT]:
         if self._closed:
             raise broken(self._spec.name, "closed")
         self._sequence += 1
         pending = _Pending(
-            self._sequence, payload, tenant, deadline, traceparent, loop.create_future()
+            self._sequence, payload, tenant, deadline, traceparent, repeatable, loop.create_future()
         )
         self._unanswered[pending.sequence] = pending
         self._queue.extend(self._items(pending, loop.time()))
@@ -377,7 +388,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         for pending in list(self._unanswered.values()):
             if pending.future.done():
                 continue
-            if fatal or (pending.sent and not self._spec.repeatable):
+            if fatal or (pending.sent and not pending.repeatable):
                 pending.future.set_exception(failure)
                 self._unanswered.pop(pending.sequence, None)
             else:

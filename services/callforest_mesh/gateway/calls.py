@@ -106,7 +106,7 @@ class Calls:
         """Wait for the call in work that a request with a key repeats; None when there is none.
 
         Raises:
-            HttpRefusal: too many wait for it already.
+            HttpRefusal: its key is in work with another request, or too many wait already.
         """
         return self._lives.same(asked.capture_key, asked.identity, asked.body_digest)
 

@@ -29,14 +29,7 @@ class Lives:
         self._is_ending = False
 
     def enter(self, life: Life) -> PendingCall:
-        """Take a new call into work, behind what is left of another of its name.
-
-        Raises:
-            HttpRefusal: a call of this name has another body.
-        """
-        known = self._named.get((life.capture_key, life.call_id))
-        if known is not None and known.request.body_digest != life.request.body_digest:
-            raise call_mismatch(life.capture_key, life.call_id)
+        """Take a new call into work, behind what is left of another of its name."""
         self._all.add(life)
         self._take_name(life)
         if not life.identity.call_id:
@@ -64,12 +57,14 @@ class Lives:
         """Wait for the call in work that a request with a key repeats; None when there is none.
 
         Raises:
-            HttpRefusal: too many wait already.
+            HttpRefusal: its key is in work with another request, or too many wait already.
         """
         life = self._named.get((capture_key, identity.call_id)) if identity.call_id else None
-        if life is None or not life.takes_waiters:
+        if life is None:
             return None
-        return self.join(life) if life.request.body_digest == body_digest else None
+        if life.request.body_digest != body_digest:
+            raise call_mismatch(capture_key, identity.call_id)
+        return self.join(life) if life.takes_waiters else None
 
     def join(self, life: Life) -> PendingCall:
         """Wait for a call in work.

@@ -72,6 +72,7 @@ class Played:
     failure_answers: list[object] = field(default_factory=list)
     admitting: Callable[[], Awaitable[None]] | None = None
     generating: Callable[[], Awaitable[None]] | None = None
+    look_ups: list[attempt_pb2.CallIntent] = field(default_factory=list)
     intents: list[attempt_pb2.CallIntent] = field(default_factory=list)
     calls: list[worker_pb.GenerateCall] = field(default_factory=list)
     records: list[call_record_pb2.CallRecord] = field(default_factory=list)
@@ -80,11 +81,23 @@ class Played:
     order: list[str] = field(default_factory=list)
 
     async def admit(self, intent: attempt_pb2.CallIntent, **_sent: object) -> object:
+        if intent.WhichOneof("probe") == "source" and not intent.configuration_digest:
+            self.order.append("look_up")
+            self.look_ups.append(intent)
+            return give(self._known())
         self.order.append("intent")
         self.intents.append(intent)
         if self.admitting is not None:
             await self.admitting()
         return give(self.verdict)
+
+    def _known(self) -> object:
+        """Answer what can only be a repeat: nothing but a repeat is announced."""
+        verdict = self.verdict
+        if isinstance(verdict, capture_admission_pb2.Verdict):
+            is_answer = verdict.HasField("earlier") or verdict.HasField("refused")
+            return verdict if is_answer else refused(er.ERROR_REASON_INVALID_MESSAGE)
+        return verdict
 
     async def measure(self, _intent: attempt_pb2.CallIntent) -> object:
         self.order.append("measure")
