@@ -1,8 +1,9 @@
-"""The chaos run as a command: the callers' points, the trainer's points, a large store.
+"""The chaos run as a command: the callers' points, the trainer's points, a large store, and
+the proof that losses would be noticed.
 
 DEPTH says how often each point of a caller is hit, and how long the rest takes; 5 is the bar.
 
-Usage: python -m tests.robustness.chaos [--depth 1] [--seed 1] [--parts callers,trainer,recovery]
+Usage: python -m tests.robustness.chaos [--depth 1] [--seed 1] [--parts NAMES]
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.robustness.chaos_recovery import STORES, measure_recovery
-from tests.robustness.chaos_run import ChaosOptions, every_point, run_chaos
+from tests.robustness.chaos_points import Target
+from tests.robustness.chaos_recovery import measure_recovery
+from tests.robustness.chaos_run import STORES, ChaosOptions, every_point, run_chaos
 from tests.robustness.rollout_load import LoadOptions
 
 STORE_BYTES = 1 << 30
@@ -37,6 +40,29 @@ async def trainer(directory: Path, depth: int, seed: int) -> bool:
     wanted = every_point((depth + 2) // 3, ("trainer",))
     options = ChaosOptions(wanted, random_kills=1, load=FEW, seed=seed)
     return await struck(directory, options)
+
+
+def early(store: str) -> ChaosOptions:
+    """Let the stores acknowledge too early, and kill one between the answer and the commit."""
+    return ChaosOptions(
+        Counter({Target(store, "store.before_commit"): 2}),
+        random_kills=0,
+        load=FEW,
+        seed=2,
+        flaw="acknowledges-before-commit",
+        settle_s=2.0,
+        end_s=5.0,
+    )
+
+
+async def detector(directory: Path, depth: int, seed: int) -> bool:
+    """Prove for each store that a loss would be noticed; say whether it was."""
+    lost = {}
+    for store in STORES:
+        (directory / store).mkdir()
+        lost[store] = len((await run_chaos(directory / store, early(store))).verdict.faults.lost)
+    print("RESULT " + json.dumps({"lost_when_acknowledged_too_early": lost}), flush=True)
+    return all(lost.values())
 
 
 async def struck(directory: Path, options: ChaosOptions) -> bool:
@@ -72,6 +98,7 @@ PARTS: dict[str, Callable[[Path, int, int], Awaitable[bool]]] = {
     "callers": callers,
     "trainer": trainer,
     "recovery": recovery,
+    "detector": detector,
 }
 
 

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -104,26 +104,30 @@ class ChaosLoad(RolloutLoad):
 
     async def manifests(self) -> dict[str, Manifest]:
         """Read the rows of every attempt that was opened; those that are not there are missing."""
-        read = {
-            key: await self._unrefused(self.rows(key), f"attempt {key}") for key in self.attempts
-        }
-        return {key: manifest for key, manifest in read.items() if manifest is not None}
+        return await self._each(self.attempts, "attempt", self.rows)
 
     async def repeated_receipts(self) -> dict[str, receipt_pb2.Receipt]:
         """Finish every rollout once more; what is refused now is missing."""
-        read = {
-            name: await self._unrefused(self._finish(one), f"the receipt of {name}")
-            for name, one in self.finished.items()
-        }
-        return {name: receipt for name, receipt in read.items() if receipt is not None}
+        return await self._each(
+            self.finished, "the receipt of", lambda name: self._finish(self.finished[name])
+        )
 
     async def repeated_groups(self) -> dict[str, pb.FinalizeGroupResponse]:
         """Publish every group once more; what is refused now is missing."""
-        read = {
-            name: await self._unrefused(self._publish(name), f"group {name}")
-            for name in self.history.groups
-        }
-        return {name: published for name, published in read.items() if published is not None}
+        return await self._each(self.history.groups, "group", self._publish)
+
+    async def _each(
+        self, names: Iterable[str], what: str, ask: Callable[[str], Awaitable[T]]
+    ) -> dict[str, T]:
+        """Ask for each of some names, not all at the same time; leave out what is refused."""
+
+        async def one(name: str) -> T | None:
+            async with self._places:
+                return await self._unrefused(ask(name), f"{what} {name}")
+
+        asked = list(names)
+        answers = await asyncio.gather(*(one(name) for name in asked))
+        return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
 
     async def _unrefused(self, asked: Awaitable[T], what: str) -> T | None:
         """Await what cannot be refused if nothing was lost."""

@@ -28,10 +28,10 @@ from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.staging import store as staging_store
 from tests.robustness.chaos_hunt import ArmedVictims, Death, Hunter
 from tests.robustness.chaos_points import Target
+from tests.robustness.chaos_run import STORES
 from tests.robustness.victim_mesh import VictimMesh, running_mesh
 from tests.unit.staging.calls import Chain
 
-STORES: Final = ("staging", "ledger", "finalizer")
 MAP_BYTES: Final = 3 << 30
 QUOTA_BYTES: Final = 5 << 29
 _VALUE_BYTES: Final = 64 << 10
