@@ -90,6 +90,15 @@ powercut: install ## Replay power cuts on Staging's store (DEPTH=n images, 500 b
 fuzz: install ## Send malformed requests to every RPC and route (DEPTH=n messages)
 	@$(BIN)/pytest -q -s tests/robustness/test_fuzz.py
 
+.PHONY: simulate
+simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items; SEED=n)
+	@$(BIN)/python -m tests.simulation.run --seed $${SEED:-1}
+
+.PHONY: faults
+faults: install ## Put faulty links, disks and consumers between real processes (DEPTH=n)
+	@$(BIN)/pytest -q -s tests/robustness/test_lost_answers.py tests/robustness/test_late_rows.py \
+		tests/robustness/test_slow_consumer.py tests/robustness/test_slow_disk.py
+
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)
 	@rm -rf $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

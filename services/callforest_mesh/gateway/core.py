@@ -29,10 +29,11 @@ from callforest_core.lineage.items import (
 )
 from callforest_mesh.gateway import responses
 from callforest_mesh.gateway.chain_evidence import read_chain_evidence
+from callforest_mesh.gateway.conversations import ChainMemory
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
 from callforest_mesh.gateway.evidence import Claim, Evidence, ServedResponse
 from callforest_mesh.gateway.json_body import parse_body, write_json
-from callforest_mesh.gateway.refusals import malformed, unsupported
+from callforest_mesh.gateway.refusals import malformed
 from callforest_mesh.gateway.response_output import TranslationError, response_of
 from callforest_mesh.gateway.unsupported import refuse_unsupported
 
@@ -91,8 +92,15 @@ class Conversion:
     echo: Mapping[str, object]
 
 
-def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequest:
+def read_request(
+    body: bytes, dialect: Dialect = Dialect.CHAT, memory: ChainMemory | None = None
+) -> NormalisedRequest:
     """Parse and judge a request of chain mode.
+
+    Args:
+        body: as received.
+        dialect: the API in which it is asked.
+        memory: the attempt's last conversation, which this one may continue.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
@@ -100,7 +108,7 @@ def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequ
     fields = parse_body(body)
     converted = convert(fields, body, dialect)
     digest = hashlib.sha256(body).digest()
-    evidence = read_chain_evidence(fields, dialect, converted.chat, digest)
+    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory)
     return normalised(converted, dialect, digest, evidence)
 
 
@@ -123,25 +131,6 @@ class RequestReader(Protocol):
                 history that is not kept.
         """
         ...
-
-
-class ChainReader:
-    """Reads requests of chain mode; which call they continue is found without any claim."""
-
-    def read(
-        self,
-        capture_key: str,  # noqa: ARG002 - as in forest mode
-        body: bytes,
-        dialect: Dialect,
-        claim: Claim | None = None,
-    ) -> NormalisedRequest:
-        """Parse and judge a request; see `RequestReader.read`."""
-        if claim is not None and not claim.history_is_whole:
-            raise unsupported(
-                "continues_call_id",
-                "Histories are kept in forest mode alone. Send the whole history.",
-            )
-        return read_request(body, dialect)
 
 
 def normalised(

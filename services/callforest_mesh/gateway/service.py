@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -19,7 +19,9 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
-from callforest_mesh.gateway.core import ChainReader, RequestReader
+from callforest_mesh.gateway.chain_reading import ChainReader
+from callforest_mesh.gateway.conversations import Conversations
+from callforest_mesh.gateway.core import RequestReader
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.forest_reading import ForestReader
@@ -56,7 +58,7 @@ class GatewayService:
         ledger: LedgerClient,
         worker: WorkerClient,
         *,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(16),
         now_ns: Callable[[], int] = time.time_ns,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
@@ -135,9 +137,5 @@ class GatewayService:
 
 def _reader(options: GatewayOptions) -> RequestReader:
     if not options.forest:
-        return ChainReader()
+        return ChainReader(Conversations())
     return ForestReader(Histories(options.history_cache_bytes, options.history_cache_calls))
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex
