@@ -310,7 +310,6 @@ class Training:
         for failed in pushes:
             if isinstance(failed, BaseException):
                 raise failed
-        failpoint("trainer.after_push")
         self._version = version
         self._journal.forget_weights_before(version)
         await self._announce.weights_serve(version, self._step)
