@@ -123,7 +123,8 @@ def _receipt_lines(receipt: receipt_pb2.Receipt) -> list[str]:
         f"  {verdict}",
     ]
     if receipt.mask_cause:
-        lines.append(f"  first failure: {receipt.mask_cause}")
+        kind = "fault" if receipt.mask_reason == "selection_refused" else "first failure"
+        lines.append(f"  {kind}: {receipt.mask_cause}")
     if receipt.HasField("terminal_call_id"):
         lines.append(f"  scored call {receipt.terminal_call_id} ({receipt.terminal_selection})")
     elif receipt.terminal_trail:

@@ -10,11 +10,12 @@ import pytest
 from callforest.capture.v1 import group_batch_pb2, selection_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.custody.call import CallRecord
+from callforest_mesh.attempt_report import report
 from tests.integration.finalizer_mesh import FinalizerMesh, read_again
 from tests.integration.forest_mesh import ForestPlayer, opened, owned, play, refused
 from tests.integration.offline_rows import verify_offline
 from tests.unit.finalizer import harness_policies
-from tests.unit.ledger.calls import failure
+from tests.unit.ledger.calls import failure, withdrawal
 
 EXCUSED = "request_finished_without_staged_coordinates"
 CUSTOM = "tests.unit.finalizer.harness_policies:last_root"
@@ -136,6 +137,23 @@ async def test_a_late_failure_of_a_recorded_call_masks_only_if_it_is_selected(
         masks.append(receipt.mask_reason)
         assert receipt.mask_cause == EXCUSED
     assert masks == ["", "capture_poisoned"]
+
+
+@pytest.mark.requirement("SEL-3", "LED-2")
+async def test_a_withdrawn_call_is_none_for_the_selection(tmp_path: Path) -> None:
+    mesh = await opened(tmp_path, selection_policy="all_captured")
+    try:
+        player = ForestPlayer(mesh, "r0")
+        await play(player, ("a", None))
+        await player.admit("w")
+        await mesh.ledger.record_withdrawal(withdrawal("w", key=player.key))
+        receipt = await player.finish("g", 0, declared_response_id="chatcmpl-a")
+        manifest = await mesh.ledger.manifest(player.key)
+    finally:
+        await mesh.stop()
+    assert [one.call_id for one in manifest.withdrawals] == ["w"]
+    assert (receipt.masked, [one.call_id for one in receipt.calls]) == (False, ["a"])
+    assert "  withdrawn w  REQUEST_REFUSED" in report(manifest, receipt)
 
 
 @pytest.mark.requirement("LED-7")

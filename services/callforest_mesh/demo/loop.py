@@ -130,6 +130,11 @@ class DemoLoop:
             DemoFailedError: training stopped, or a step did not come in time.
             RunStoppedError: more was lost than the budget allows.
         """
+        async with self._openai:
+            async for report in self._run():
+                yield report
+
+    async def _run(self) -> AsyncIterator[StepReport]:
         watch = self._trainer.watch_metrics()
         for step in range(1, self._options.steps + 1):
             self._played.clear()
