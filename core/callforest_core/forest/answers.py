@@ -7,6 +7,7 @@ equal ones and must not contradict what is said. Where more than one reading is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
@@ -126,11 +127,13 @@ def read_account(captured: CapturedAnswers, account: Account, among: _Calls | No
     Raises:
         SelectionRefusedError: it cannot be cut, or not in one way.
     """
-    return [
-        one
-        for number, passage in enumerate(account.passages)
-        for one in read_passage(captured, passage, among, account.passages[number + 1 :])
-    ]
+    shown: list[Shown] = []
+    for number, passage in enumerate(account.passages):
+        if passage.runs:
+            shown += read_passage(captured, passage, among, account.passages[number + 1 :])
+        else:
+            shown += _read_again(captured, passage, among)
+    return shown
 
 
 def read_passage(
@@ -157,6 +160,18 @@ def read_passage(
         detail = f"the response {passage.response_id} shows what its call did not say"
         raise SelectionRefusedError(SelectionFault.ANSWER_NOT_CAPTURED, detail, named)
     return shown
+
+
+def _read_again(captured: CapturedAnswers, passage: Passage, among: _Calls | None) -> list[Shown]:
+    """Give the answer that a snapshot names by its id when it shows nothing new.
+
+    It may be another that says the same as the one before it.
+    """
+    named = captured.called(passage.response_id)
+    if not named:
+        return []
+    shown = read_passage(captured, replace(passage, runs=passage.again), among)
+    return [one for one in shown[-1:] if one.candidates <= named]
 
 
 def _cut(

@@ -41,6 +41,7 @@ class Spelling(IntEnum):
     EMPTY = 3
 
 
+_RESPONSES_TYPES = ("function_call", "function_call_output", "reasoning")
 _UNCOUNTED = frozenset({"type", "id", "status", "cache_control"})
 _TEXT_TYPES = frozenset({"", "text", "input_text", "output_text"})
 _TOOL_TYPES = frozenset({"tool_use", "tool_result"})
@@ -132,7 +133,10 @@ def is_user_message(atom: bytes) -> bool:
 
 
 def _read(item: Item) -> ItemAtoms:
-    kind = item.get("type")
+    kind, role = item.get("type"), item.get("role")
+    if role is not None and kind in _RESPONSES_TYPES:
+        # Chat shows the model its content, Responses what its type says.
+        raise UnreadableItemError("an item with both a role and a type that has none")
     if kind == "function_call":
         return ItemAtoms([_function_call(item)], Spelling.ABSENT)
     if kind == "function_call_output":
@@ -142,7 +146,6 @@ def _read(item: Item) -> ItemAtoms:
     if kind == "reasoning":
         shown = _joined(item.get("content")) or _joined(item.get("summary"))
         return ItemAtoms(_reasoning(shown or item.get("encrypted_content")), Spelling.ABSENT)
-    role = item.get("role")
     if not isinstance(role, str) or not role:
         raise UnreadableItemError("an item without a role")
     if role == "assistant":

@@ -286,6 +286,9 @@ def test_a_refusal_is_a_text_of_its_own_type() -> None:
         answer(tool_calls=[call(), {"id": 5, "function": {}}]),
         {"type": "reasoning", "content": [{"type": "x"}]},
         {"type": "reasoning", "content": 5},
+        {"role": "user", "type": "function_call", "name": "n", "content": "a"},
+        {"role": "user", "type": "function_call_output", "content": "a"},
+        {"role": "assistant", "type": "reasoning", "content": "a"},
     ],
 )
 def test_what_no_dialect_allows_is_unreadable(item: object) -> None:
