@@ -116,6 +116,8 @@ def _withdrawal_line(withdrawal: attempt_pb2.CallWithdrawal) -> str:
 
 def _receipt_lines(receipt: receipt_pb2.Receipt) -> list[str]:
     verdict = f"masked: {receipt.mask_reason}" if receipt.masked else "trains"
+    if receipt.salvaged_from:
+        verdict += f", salvaged from {receipt.salvaged_from}"
     if receipt.mask_detail:
         verdict += f" ({receipt.mask_detail})"
     lines = [

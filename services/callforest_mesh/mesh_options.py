@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from callforest_mesh.worker.options import WorkerOptions
 
 GATEWAY_PORT: Final = 7430
-_TRAINS_KEYS: Final = ("selection_policy", "min_valid_fraction_per_group")
+_TRAINS_KEYS: Final = ("selection_policy", "min_valid_fraction_per_group", "incomplete_capture")
 _ENGINE_KEYS: Final = ("engine", "vllm", "vllm_limits", "scripted")
 
 

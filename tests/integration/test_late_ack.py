@@ -25,6 +25,7 @@ from callforest_mesh.trainer.core import AdvantageOptions, MaskedRewardPolicy
 from callforest_mesh.trainer.rows import gather_step
 from tests.integration.finalizer_mesh import FinalizerMesh, take
 from tests.integration.forest_mesh import ForestPlayer, paths, play, refused
+from tests.integration.offline_rows import verify_offline
 from tests.unit.staging.calls import COMPLETION
 
 pytestmark = [pytest.mark.bugcase("B22"), pytest.mark.requirement("LED-6", "LED-8")]
@@ -138,6 +139,30 @@ async def test_an_acknowledgement_after_the_deadline_is_refused_and_its_bytes_go
         advantages, retained = scored(batch, options)
         assert advantages == pytest.approx(expected, abs=1e-15)
         assert retained == 3 * 6, "a masked rollout trains nothing, whether it votes or not"
+
+
+@pytest.mark.requirement("FIN-8")
+async def test_what_does_not_touch_the_late_call_trains_when_that_is_asked_for() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mesh = FinalizerMesh(Path(folder), "local", incomplete_capture="train_verified_paths")
+        await mesh.start()
+        try:
+            player = await withheld(mesh)
+            assert (await mesh.ledger.await_settled(player.key, wait_s=SHORT_S)).pending_call_ids
+            await finish_healthy(mesh)
+            receipt = await finish(player, 0, "c1", "c2", "c3", "c4")
+            batch = await publish(mesh)
+        finally:
+            await mesh.stop()
+    assert (receipt.masked, receipt.salvaged_from) == (False, "pending_call")
+    assert (receipt.mask_detail, receipt.generated_token_count) == ("c2", 9)
+    verify_offline(batch)
+    assert paths(batch, 0) == [["c1"], ["c3", "c4"]], "root to call 1, and what came behind"
+    for options in (EXCLUDE, INCLUDE):
+        advantages, retained = scored(batch, options)
+        voted = {"r0": 2 / 3, "r1": 2 / 3, "r2": -2 / 3, "r3": -2 / 3}
+        assert advantages == pytest.approx(voted, abs=1e-15), "it votes as if it were whole"
+        assert retained == 9 + 3 * 6
 
 
 async def swept(mesh: FinalizerMesh) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import groupby, permutations
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 from callforest_core.custody.call import CallRecord
@@ -30,9 +30,12 @@ _Calls: TypeAlias = frozenset[str]
 
 
 class Shown(NamedTuple):
-    """One whole answer of a history: the calls that it may be."""
+    """One whole answer of a history: the calls that it may be; none for one of a lost call."""
 
     candidates: _Calls
+
+
+_LOST: Final = Shown(frozenset())
 
 
 class CapturedAnswers:
@@ -40,9 +43,12 @@ class CapturedAnswers:
 
     Args:
         records: of the attempt.
+        lost: calls of it that have no record; at most as many answers may be shown that no record
+            has.
     """
 
-    def __init__(self, records: Sequence[CallRecord]) -> None:
+    def __init__(self, records: Sequence[CallRecord], lost: frozenset[str] = frozenset()) -> None:
+        self.lost = lost
         self.records: Mapping[str, CallRecord] = {record.call_id: record for record in records}
         outputs: dict[_Key, set[str]] = {}
         names: dict[str, set[str]] = {}
@@ -80,6 +86,15 @@ class CapturedAnswers:
         """Give the calls that a reference names by all its names."""
         named = [self.called(name) | ({name} & self.records.keys()) for name in reference.names]
         return frozenset.intersection(*named)
+
+    def names_lost(self, reference: Reference) -> bool:
+        """Say whether a reference names a call that has no record."""
+        named = call_ids_in(reference.names) | frozenset(reference.names)
+        return bool(named & self.lost)
+
+    def shows_lost(self, item: ShownItem) -> bool:
+        """Say whether an item carries the native id of a call that has no record."""
+        return bool(call_ids_in(item.native_ids) & self.lost)
 
     def candidates(self, said: _Calls, items: Iterable[ShownItem]) -> _Calls:
         """Give those of the calls that said this that no native id of the items speaks against."""
@@ -150,7 +165,11 @@ def read_passage(
     for number, run in enumerate(passage.runs):
         behind = [item for later in passage.runs[number + 1 :] for item in later]
         behind += [item for later in following for item in later.items]
-        shown += _cut(captured, run, among, behind)
+        if not captured.lost:
+            shown += _cut(captured, run, among, behind)
+            continue
+        for is_lost, items in groupby(run, captured.shows_lost):
+            shown += [_LOST] if is_lost else _cut_or_lost(captured, [*items], among, behind)
     named = captured.called(passage.response_id) if shown else frozenset()
     if not named:
         return shown
@@ -172,6 +191,21 @@ def _read_again(captured: CapturedAnswers, passage: Passage, among: _Calls | Non
         return []
     shown = read_passage(captured, replace(passage, runs=passage.again), among)
     return [one for one in shown[-1:] if one.candidates <= named]
+
+
+def _cut_or_lost(
+    captured: CapturedAnswers,
+    run: Sequence[ShownItem],
+    among: _Calls | None,
+    behind: Sequence[ShownItem],
+) -> list[Shown]:
+    """Cut a run as `_cut` does, or take it for the answer of a lost call if nobody else said it."""
+    try:
+        return _cut(captured, run, among, behind)
+    except SelectionRefusedError as error:
+        if error.fault is not SelectionFault.ANSWER_NOT_CAPTURED or error.call_ids:
+            raise
+        return [_LOST]
 
 
 def _cut(

@@ -34,7 +34,15 @@ def test_what_trains_is_that_of_token_capture(tmp_path: Path, policy: str) -> No
     configuration = MeshConfiguration(state_dir=tmp_path, token_capture=capture)
     options = finalizer_options(configuration)
     assert (options.selection_policy, options.min_valid_fraction_per_group) == (policy, 0.75)
-    for key, value in (("selection_policy", policy), ("min_valid_fraction_per_group", 0.75)):
+    assert options.incomplete_capture == "mask"
+    salvages = dataclasses.replace(capture, incomplete_capture="train_verified_paths")
+    chosen = dataclasses.replace(configuration, token_capture=salvages)
+    assert finalizer_options(chosen).incomplete_capture == "train_verified_paths"
+    for key, value in (
+        ("selection_policy", policy),
+        ("min_valid_fraction_per_group", 0.75),
+        ("incomplete_capture", "mask"),
+    ):
         own = dataclasses.replace(configuration, finalizer={key: value})
         with pytest.raises(ConfigurationError) as caught:
             finalizer_options(own)
