@@ -78,6 +78,10 @@ bench: install ## Run every benchmark
 kill: install ## Kill services under load (DEPTH=n for more kills)
 	@$(BIN)/pytest -q -s tests/robustness/test_kill.py
 
+.PHONY: chaos
+chaos: install ## Kill services at every failpoint under load (DEPTH=5 for over 500 kills; SEED=n)
+	@$(BIN)/python -m tests.robustness.chaos
+
 .PHONY: powercut
 powercut: install ## Replay power cuts on Staging's store (DEPTH=n images, 500 by default)
 	@$(BIN)/python -m tests.robustness.powercut --images $${DEPTH:-500}
@@ -85,6 +89,15 @@ powercut: install ## Replay power cuts on Staging's store (DEPTH=n images, 500 b
 .PHONY: fuzz
 fuzz: install ## Send malformed requests to every RPC and route (DEPTH=n messages)
 	@$(BIN)/pytest -q -s tests/robustness/test_fuzz.py
+
+.PHONY: simulate
+simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items; SEED=n)
+	@$(BIN)/python -m tests.simulation.run --seed $${SEED:-1}
+
+.PHONY: faults
+faults: install ## Put faulty links, disks and consumers between real processes (DEPTH=n)
+	@$(BIN)/pytest -q -s tests/robustness/test_lost_answers.py tests/robustness/test_late_rows.py \
+		tests/robustness/test_slow_consumer.py tests/robustness/test_slow_disk.py
 
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)

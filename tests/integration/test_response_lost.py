@@ -94,11 +94,13 @@ class Mortal:
         body = {"model": "scripted", "messages": messages}
         headers = {"Idempotency-Key": name}
         url = f"{self.url}/rollouts/r/v1/chat/completions"
-        async with aiohttp.ClientSession() as http:
-            async with http.post(url, json=body, headers=headers) as response:
-                answer = await response.read()
-                assert response.status == 200, answer
-                message = (await response.json())["choices"][0]["message"]
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(url, json=body, headers=headers) as response,
+        ):
+            answer = await response.read()
+            assert response.status == 200, answer
+            message = (await response.json())["choices"][0]["message"]
         return answer, [*messages, message, ON]
 
 

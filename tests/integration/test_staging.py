@@ -234,6 +234,15 @@ async def test_an_unframed_message_over_the_limit_is_refused(tmp_path: Path, dra
     await server.stop()
 
 
+async def test_an_item_that_comes_twice_has_its_one_result(channel: grpc.aio.Channel) -> None:
+    """The second one must not be answered before the first: its caller would take that answer."""
+    call = Chain().add()
+    twice = [item(1, call=call), item(1, call=call), item(2, call=call)]
+    results = await converse(channel, [pb.StageRequest(items=twice)])
+    assert sorted(results) == [1, 2]
+    assert {result.WhichOneof("outcome") for result in results.values()} == {"receipt"}
+
+
 def framed(sequence: int, call: staged_call_pb2.StagedCall) -> list[pb.StageItem]:
     return [
         item(sequence, **{FRAME_FIELDS[type(frame)]: frame})

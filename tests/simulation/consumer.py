@@ -39,6 +39,7 @@ class Consumer:
     owned: Counter[tuple[str, str]] = field(default_factory=Counter)
     redelivered: int = 0
     life: Life | None = None
+    _sleeper: tuple[RowSubscription, int] | None = None
 
     def start(self) -> None:
         """Begin a life, if there is none."""
@@ -48,7 +49,7 @@ class Consumer:
 
     def kill(self) -> bool:
         """End its life; say whether there was one."""
-        life, self.life = self.life, None
+        life, self.life, self._sleeper = self.life, None, None
         if life is None:
             return False
         life.kill()
@@ -65,7 +66,7 @@ class Consumer:
                 await asyncio.sleep(chance.uniform(0.05, 0.5))
 
     async def _subscribe(self, client: FinalizerClient, chance: random.Random) -> None:
-        known = self.trained[-1] if self.trained else 0
+        known = self._trained_to
         after = known if chance.random() < 0.5 else None
         confirmed = self.confirmed
         subscription = client.subscribe(NAME, after_cursor=after)
@@ -73,6 +74,7 @@ class Consumer:
             await subscription.credit(chance.randint(1, 3))
             expected = None if after is None else after + 1
             async for batch in subscription:
+                await self._wake_sleeper()
                 if expected is None:
                     expected = batch.cursor
                     behind = batch.cursor <= known + 1
@@ -80,9 +82,38 @@ class Consumer:
                 in_order = batch.cursor == expected and batch.cursor > confirmed
                 self.judge.demand(in_order, "groups come in order", batch.cursor, expected)
                 expected += 1
+                if (
+                    self._sleeper is None
+                    and batch.cursor > self._trained_to
+                    and self._dozes(chance)
+                ):
+                    self._sleeper = (subscription, batch.cursor)
+                    return
                 await self._take(batch, subscription, chance)
         finally:
-            await subscription.close()
+            if self._sleeper is None or self._sleeper[0] is not subscription:
+                await subscription.close()
+
+    async def _wake_sleeper(self) -> None:
+        """Let a consumer go on that slept while this one subscribed: it must not commit."""
+        if self._sleeper is None:
+            return
+        (subscription, cursor), self._sleeper = self._sleeper, None
+        try:
+            await subscription.commit(cursor, timeout_s=8.0)
+        except CallforestError:
+            self.judge.counts["stale commits refused"] += 1
+        else:
+            self.judge.wrong("a superseded consumer commits nothing", cursor)
+        await subscription.close()
+
+    @property
+    def _trained_to(self) -> int:
+        return self.trained[-1] if self.trained else 0
+
+    @staticmethod
+    def _dozes(chance: random.Random) -> bool:
+        return chance.random() < 0.1
 
     async def _take(
         self,
@@ -94,7 +125,7 @@ class Consumer:
         self.redelivered += batch.cursor in self.delivered
         same = self.delivered.setdefault(batch.cursor, raw) == raw
         self.judge.demand(same, "P5 a group comes again byte for byte", batch.cursor)
-        if not self.trained or batch.cursor > self.trained[-1]:
+        if batch.cursor > self._trained_to:
             await asyncio.sleep(chance.uniform(0, 0.2))
             self._train(batch)
         await subscription.credit(1)
@@ -120,6 +151,10 @@ class Consumer:
             if row.kind == TRAINING:
                 self.judge.demand(row.slot not in masked, "masked is masked", *where)
                 self._train_row(batch, row)
+        present = {(one.capture_key, one.call_id) for one in batch.segments}
+        for receipt in batch.receipts:
+            chosen = {(receipt.capture_key, one.call_id) for one in receipt.calls if one.selected}
+            self.judge.demand(chosen <= present, "every selected call trains", *where)
         for number, segment in enumerate(batch.segments):
             owner = [
                 row.row_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import uuid
@@ -10,17 +11,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from callforest.capture.v1 import attempt_pb2, receipt_pb2
+from callforest.capture.v1 import attempt_pb2, receipt_pb2, selection_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_client.admission import AdmissionClient
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError
+from callforest_client.finalizer import FinalizerClient
 from callforest_client.gateway import GatewayClient
 from callforest_client.ledger import LedgerClient
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 from tests.robustness.history import ServedCall
-from tests.simulation.judge import Judge, Messages
+from tests.simulation.judge import Judge
 from tests.simulation.loop import Life
 from tests.simulation.mesh import Mesh
+from tests.simulation.model import Messages
 
 T = TypeVar("T")
 ATTEMPTS_MOST = 40
@@ -76,6 +79,7 @@ class Harness:
     gateway: GatewayClient = field(init=False)
     admission: AdmissionClient = field(init=False)
     ledger: LedgerClient = field(init=False)
+    finalizer: FinalizerClient = field(init=False)
     owner: RolloutOwner = field(init=False)
     chance: random.Random = field(init=False)
     places: asyncio.Semaphore = field(init=False)
@@ -86,8 +90,9 @@ class Harness:
         self.gateway = mesh.gateway_of(life)
         self.admission = mesh.admission_of(life)
         self.ledger = mesh.ledger_of(life)
+        self.finalizer = mesh.finalizer_of(life)
         self.owner = RolloutOwner(
-            self.admission, self.ledger, mesh.finalizer_of(life), "", settle_wait_s=SETTLE_S
+            self.admission, self.ledger, self.finalizer, "", settle_wait_s=SETTLE_S
         )
         self.chance = random.Random(f"harness {self.seed}")
         self.places = asyncio.Semaphore(self.plan.at_once)
@@ -154,19 +159,36 @@ class Rollout:
         self._id = f"{group_id}-r{slot}"
         self._chance = random.Random(f"{harness.seed} {self._id}")
         self._last_response: str | None = None
+        self._answered: list[str] = []
+        self._capture_key = ""
 
     async def play(self) -> None:
         harness = self._harness
-        for number in range(ATTEMPTS_MOST):
+        attempt: attempt_pb2.Attempt | None = None
+        for number in itertools.count():
             request_id = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
-            attempt = await self._open(request_id)
+            before, attempt = attempt, await self._open(request_id)
+            if before is not None and self._chance.random() < 0.15:
+                await self._finish_stale(before)
             goes_on = await self._attempt(attempt.capture_key, number)
             if not goes_on:
                 break
+        assert attempt is not None
         rollout = OpenRollout(self._id, attempt, "")
-        outcome = Outcome(self._chance.random(), declared_response_id=self._last_response)
+        outcome = Outcome(
+            self._chance.random(),
+            declared_response_id=self._last_response,
+            selection=self._selection(),
+        )
         receipt = await harness.finish(rollout, outcome, self._group_id, self._slot)
         harness.receipts[self._id] = receipt
+
+    def _selection(self) -> selection_pb2.Selection | None:
+        """Select what was answered, in forest mode; at times leave it to the policy."""
+        if not self._harness.mesh.forest or self._chance.random() < 0.5:
+            return None
+        terminal = (self._last_response or "").removeprefix("chatcmpl-")
+        return selection_pb2.Selection(call_ids=self._answered, terminal_call_id=terminal)
 
     async def _open(self, request_id: str) -> attempt_pb2.Attempt:
         admission = self._harness.admission
@@ -174,9 +196,30 @@ class Rollout:
             lambda: admission.open_attempt(self._id, request_id=request_id)
         )
 
+    async def _finish_stale(self, attempt: attempt_pb2.Attempt) -> None:
+        """Be an owner that slept: finish an attempt that another one has followed."""
+        harness = self._harness
+        sealed = await harness.patiently(lambda: harness.ledger.seal(attempt.capture_key))
+        request = pb.FinalizeRolloutRequest(
+            group_id=self._group_id,
+            rollout_id=self._id,
+            slot=self._slot,
+            capture_key=attempt.capture_key,
+            epoch=sealed.epoch,
+            revision=sealed.revision,
+            reward=1.0,
+        )
+        try:
+            await harness.patiently(lambda: harness.finalizer.finalize_rollout(request))
+        except RefusedError:
+            harness.judge.counts["stale finishes refused"] += 1
+        else:
+            harness.judge.wrong("a superseded attempt is never finished", attempt.capture_key)
+
     async def _attempt(self, capture_key: str, number: int) -> bool:
         """Play one attempt; say whether another one must follow."""
         self._last_response = None
+        self._answered, self._capture_key = [], capture_key
         messages: Messages = [{"role": "user", "content": f"{capture_key} begins"}]
         for turn in range(self._chance.randint(1, 5)):
             if self._chance.random() < 0.2:
@@ -184,6 +227,8 @@ class Rollout:
             answer = await self._turn(capture_key, messages)
             if answer is None:
                 settles = self._chance.random() < self._harness.plan.settling
+                if self._harness.mesh.forest and self._last_response is None:
+                    return True  # there is nothing to select, and so nothing to finish
                 return not settles and number < ATTEMPTS_MOST - 1
             messages.append({"role": "assistant", "content": answer})
             messages.append({"role": "user", "content": f"turn {turn}: go on"})
@@ -228,6 +273,8 @@ class Rollout:
             harness.failures += 1
             return None
         response = json.loads(served.response)
+        if capture_key == self._capture_key:
+            self._answered.append(served.call_id)
         harness.served.append(
             ServedCall(capture_key, served.call_id, response["id"], served.response)
         )

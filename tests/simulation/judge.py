@@ -12,67 +12,22 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
-from callforest.capture.v1 import capture_admission_pb2, staged_call_pb2
+from callforest.capture.v1 import attempt_pb2, staged_call_pb2
 from callforest.finalizer.v1 import row_log_pb2
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES
+from callforest_mesh.chassis.token_capture import ALL_CAPTURED
 from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.staging.entry import CallEntry, partition_key
 from callforest_mesh.staging.segments import SEGMENTS, segment_key
 from callforest_mesh.worker.engine import EngineRequest, EngineResult
 from tests.simulation.disk import Change, Disk
+from tests.simulation.model import Messages, ModelAttempt, ModelCall, Sampled
 
-Messages = list[dict[str, str]]
 TENANT = "default"
 _PREFIX = 24
 """Bytes of a ledger key that name its attempt."""
-
-
-@dataclass(slots=True)
-class ModelCall:
-    """A call as the model knows it."""
-
-    verdict: capture_admission_pb2.Verdict
-    messages: Messages
-    record: bool = False
-    failures: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class ModelAttempt:
-    """An attempt as the model knows it.
-
-    Attributes:
-        conversations: committed calls by all that models had said when they ended.
-        order: committed calls, first to last.
-    """
-
-    rollout_id: str
-    number: int
-    capture_key: str
-    revision: int = 1
-    state: str = "open"
-    calls: dict[str, ModelCall] = field(default_factory=dict)
-    conversations: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
-
-    @property
-    def pending(self) -> list[str]:
-        return [one for one, call in self.calls.items() if not call.record and not call.failures]
-
-    @property
-    def failed(self) -> bool:
-        return any(call.failures for call in self.calls.values())
-
-
-@dataclass(slots=True)
-class Sampled:
-    """One generation of a call."""
-
-    tokens: bytes
-    response: bytes
-    weight_version: int
 
 
 @dataclass(slots=True)
@@ -153,6 +108,8 @@ class Judge:
                 self._record(attempt, event.record)
             elif which == "failure":
                 self._failure(attempt, event.failure)
+            elif which == "withdrawal":
+                self._withdrawal(attempt, event.withdrawal)
             elif which == "admissions_closed":
                 attempt.state = "closed"
             elif which == "sealed":
@@ -164,6 +121,7 @@ class Judge:
         before = self.latest.get(opened.rollout_id)
         number = 0 if before is None else before.number + 1
         attempt = ModelAttempt(opened.rollout_id, opened.attempt_number, opened.capture_key)
+        attempt.forest = opened.mode == attempt_pb2.CAPTURE_MODE_FOREST
         self.demand(opened.attempt_number == number, "attempts are counted", opened.capture_key)
         self.demand(
             before is None or before.state == "sealed",
@@ -176,7 +134,8 @@ class Judge:
     def _intent(self, attempt: ModelAttempt, intent: ledger_event_pb2.IntentRecorded) -> None:
         where = (attempt.capture_key, intent.call_id)
         self.demand(attempt.state == "open", "only open attempts admit calls", *where)
-        self.demand(intent.call_id not in attempt.calls, "P5 one intent a call", *where)
+        known = attempt.calls.get(intent.call_id)
+        self.demand(known is None or known.withdrawn, "P5 one intent a call", *where)
         messages = self.bodies.get(intent.body_digest)
         if messages is None:
             self.wrong("an intent is of a request", *where)
@@ -191,16 +150,18 @@ class Judge:
         attempt.calls[intent.call_id] = ModelCall(intent.verdict, messages)
 
     def _verdict(self, attempt: ModelAttempt, messages: Messages) -> str:
-        """Say what a request continues: "root", "uncaptured" or a call."""
-        said = tuple(one["content"] for one in messages if one["role"] == "assistant")
-        has_rows = attempt.failed or bool(attempt.order)
-        if not said or not has_rows:
+        """Say what a request continues: "root", "uncaptured", "refused" or a call."""
+        ends = [place + 1 for place, one in enumerate(messages) if one["role"] == "assistant"]
+        if not ends:
             return "root"
-        found = attempt.conversations.get(said, [])
+        found = attempt.conversations.get(attempt.said(messages[: ends[-1]]), [])
+        if attempt.forest:
+            return {0: "root", 1: "".join(found)}.get(len(found), "refused")
+        if not attempt.failed and not attempt.order:
+            return "root"
         if len(found) != 1:
             return "uncaptured"
-        last = max(i for i, one in enumerate(messages) if one["role"] == "assistant")
-        same = attempt.calls[found[0]].messages == messages[:last]
+        same = attempt.calls[found[0]].messages == messages[: ends[-1] - 1]
         return found[0] if same else "uncaptured"
 
     def _record(self, attempt: ModelAttempt, record) -> None:
@@ -210,18 +171,19 @@ class Judge:
         if call is None:
             self.wrong("a record is of an admitted call", *where)
             return
-        self.demand(not call.record and not call.failures, "one row a call", *where)
+        fresh = not (call.record or call.failures or call.withdrawn)
+        self.demand(fresh, "one row a call", *where)
         staged = self.staged.get(where)
         if staged is None or staged.digest != coords.digest:
             self.wrong("P2 tokens are durable before their record", *where)
             return
-        verdict = call.verdict.continuation.parent_call_id
-        self.demand(coords.parent_call_id == verdict, "LED-13 the admitted parent", *where)
-        call.record = True
+        verdict, told = call.verdict.continuation.parent_call_id, coords.parent_call_id
+        self.demand(told == verdict, "LED-13 the admitted parent", *where)
+        call.record, call.parent = True, told
         attempt.order.append(coords.call_id)
-        said = [one["content"] for one in call.messages if one["role"] == "assistant"]
-        said.append(answer_of(staged.served_response))
-        attempt.conversations.setdefault(tuple(said), []).append(coords.call_id)
+        answer = {"role": "assistant", "content": answer_of(staged.served_response)}
+        said = attempt.said([*call.messages, answer])
+        attempt.conversations.setdefault(said, []).append(coords.call_id)
 
     def _failure(self, attempt: ModelAttempt, failure) -> None:
         where = (attempt.capture_key, failure.call_id, failure.reason)
@@ -229,9 +191,17 @@ class Judge:
         if call is None:
             self.wrong("a failure is of an admitted call", *where)
             return
-        self.demand(not call.record, "a committed call does not fail", *where)
+        fits = not call.withdrawn and (attempt.forest or not call.record)
+        self.demand(fits, "a committed or withdrawn call does not fail", *where)
         self.demand(failure.reason not in call.failures, "a failure is written once", *where)
         call.failures.add(failure.reason)
+
+    def _withdrawal(self, attempt: ModelAttempt, withdrawal) -> None:
+        where = (attempt.capture_key, withdrawal.call_id)
+        pending = withdrawal.call_id in attempt.pending
+        self.demand(pending, "only what is pending is withdrawn", *where)
+        self.demand(where not in self.staged, "what was generated is not withdrawn", *where)
+        attempt.calls[withdrawal.call_id].withdrawn = True
 
     def _staging(self, changes: list[Change], disk: Disk) -> None:
         for database, key, value in changes:
@@ -313,17 +283,35 @@ class Judge:
         self.demand(receipt.revision == attempt.revision, "of its final revision", *where)
         calls = [call.call_id for call in receipt.calls]
         self.demand(calls == attempt.order, "of all its records, in order", *where)
-        wanted = ""
-        if attempt.pending:
-            wanted = "pending_call"
-        elif attempt.failed:
-            wanted = "capture_poisoned"
-        elif not attempt.order:
-            wanted = "attempt_not_captured"
+        if receipt.selection_policy == ALL_CAPTURED:
+            self._selected_in_order(attempt, list(receipt.selected_call_ids))
+        wanted = self._mask(attempt, set(receipt.selected_call_ids))
         told = receipt.mask_reason
         if told == "terminal_not_attributed" and not rollout.declared_response_id:
             told = ""  # nobody said which call was scored
         self.demand(told == wanted, "LED-7 masked if and only if incomplete", *where, wanted)
+
+    def _selected_in_order(self, attempt: ModelAttempt, selected: list[str]) -> None:
+        """No call is selected before the one that it continues, whatever the clock said (SEL-3)."""
+        for place, call_id in enumerate(selected):
+            parent = attempt.calls[call_id].parent
+            before = not parent or parent in selected[:place] or parent not in selected
+            self.demand(before, "SEL-3 intent order", attempt.capture_key, parent, call_id)
+
+    def _mask(self, attempt: ModelAttempt, selected: set[str]) -> str:
+        """Say why a rollout must not train, "" if it must."""
+        if attempt.pending:
+            return "pending_call"
+        if attempt.failed:
+            return "capture_poisoned"
+        if not attempt.order:
+            return "attempt_not_captured"
+        calls = [attempt.calls[call_id] for call_id in selected]
+        if any(call.failures for call in calls):
+            return "capture_poisoned"
+        if any(call.parent and call.parent not in selected for call in calls):
+            return "selection_not_closed"
+        return ""
 
     def _logged(self, group: row_log_pb2.LoggedGroup) -> None:
         where = (group.group_id, group.cursor, group.drop_reason)

@@ -77,7 +77,9 @@ class Life:
 class VirtualTask(asyncio.Task):
     """A task whose place in a set depends on its number, not on its address."""
 
-    number = 0
+    def __init__(self, number: int, coro, *, loop: VirtualLoop, name, context) -> None:
+        self.number = number  # first: making a task puts it into the set of all tasks
+        super().__init__(coro, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
         return self.number
@@ -128,9 +130,8 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def create_task(self, coro, *, name=None, context=None):
         """Make a task; the life in whose context it runs keeps it."""
-        task = VirtualTask(coro, loop=self, name=name, context=context)
         self._made += 1
-        task.number = self._made
+        task = VirtualTask(self._made, coro, loop=self, name=name, context=context)
         life = LIFE.get(None) if context is None else context.get(LIFE)
         if life is not None:
             life.adopt(task)

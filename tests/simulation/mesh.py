@@ -19,6 +19,7 @@ from callforest_mesh.chassis.call_limits import CallCounter, CallLimits
 from callforest_mesh.chassis.interceptors import EdgeInterceptor
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import MeshService
+from callforest_mesh.chassis.token_capture import ALL_CAPTURED, RETURNED_HISTORY
 from callforest_mesh.finalizer import store as row_log
 from callforest_mesh.finalizer.service import FinalizerOptions, FinalizerService
 from callforest_mesh.gateway.service import GatewayOptions, GatewayService
@@ -77,9 +78,10 @@ class SimulatedFinalizer(FinalizerService):
     """A Finalizer on a disk in memory."""
 
     def __init__(
-        self, disk: Disk, drain: Drain, ledger: LedgerClient, staging: StagingClient
+        self, disk: Disk, drain: Drain, ledger: LedgerClient, staging: StagingClient, policy: str
     ) -> None:
-        super().__init__(FinalizerOptions(NOWHERE, row_multiple=2), drain, ledger, staging)
+        options = FinalizerOptions(NOWHERE, row_multiple=2, selection_policy=policy)
+        super().__init__(options, drain, ledger, staging)
         self.disk = disk
 
     def _open_store(self):
@@ -133,6 +135,7 @@ class Mesh:
         network: joins them.
         chance: draws ids and engines' seeds.
         generated: is told what the engine sampled.
+        forest: whether attempts are of forest mode, else of chain mode.
         disks: of the services with a store.
         processes: the present ones by name.
         weight_version: that a started engine has.
@@ -143,6 +146,7 @@ class Mesh:
     network: Network
     chance: random.Random
     generated: Generated
+    forest: bool = False
     disks: dict[str, Disk] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
     weight_version: int = 1
@@ -233,7 +237,7 @@ class Mesh:
         return SimulatedLedger(self.disks["ledger"], drain)
 
     def _admission(self, life: Life, drain: Drain) -> MeshService:
-        return AdmissionService(AdmissionOptions(), drain, self.ledger_of(life))
+        return AdmissionService(AdmissionOptions(forest=self.forest), drain, self.ledger_of(life))
 
     def _worker(self, life: Life, drain: Drain) -> MeshService:
         options = WorkerOptions(NOWHERE, stage_timeout_s=3.0, prefix_timeout_s=2.0)
@@ -247,11 +251,16 @@ class Mesh:
 
     def _finalizer(self, life: Life, drain: Drain) -> MeshService:
         disk = self.disks["finalizer"]
-        return SimulatedFinalizer(disk, drain, self.ledger_of(life), self.staging_of(life))
+        policy = ALL_CAPTURED if self.forest else RETURNED_HISTORY
+        return SimulatedFinalizer(disk, drain, self.ledger_of(life), self.staging_of(life), policy)
 
     def _gateway(self, life: Life, drain: Drain) -> MeshService:
         options = GatewayOptions(
-            generate_timeout_s=10.0, commit_timeout_s=6.0, repeat_grace_s=1.0, grace_s=GRACE_S
+            generate_timeout_s=10.0,
+            commit_timeout_s=6.0,
+            repeat_grace_s=1.0,
+            grace_s=GRACE_S,
+            forest=self.forest,
         )
         return SimulatedGateway(
             options,

@@ -84,6 +84,9 @@ def _resolve(
 ) -> tuple[str, ...]:
     """Give each answer its call.
 
+    Equal answers that are all shown are all selected; which of them is which makes no difference
+    but for their order, and they stand as they were committed.
+
     Raises:
         SelectionRefusedError: `answer_duplicated` or `answer_ambiguous`.
     """
@@ -101,9 +104,8 @@ def _resolve(
                 raise SelectionRefusedError(
                     SelectionFault.ANSWER_DUPLICATED, detail, calls_at_fault
                 )
-            line = _line(captured.records, free) if len(free) == len(places) else None
-            if line is not None and not again:
-                told.update(zip(places, line, strict=True))
+            if len(free) == len(places) and not again:
+                told.update(zip(places, _in_commit_order(captured.records, free), strict=True))
         if not told:
             detail = "several calls gave this answer, and no id tells which"
             raise SelectionRefusedError(
@@ -135,18 +137,21 @@ def _named(shown: Sequence[Shown], account: Account) -> tuple[list[Shown], dict[
     return kept, calls, len(kept) < len(shown)
 
 
-def _line(records: Mapping[str, CallRecord], calls: frozenset[str]) -> tuple[str, ...] | None:
-    """Order calls each of which is an ancestor of the next; None when they are not."""
-    endpoint = max(sorted(calls), key=lambda call_id: records[call_id].cum_len)
-    line: list[str] = []
-    cursor: str | None = endpoint
-    for _ in range(len(records)):
-        if cursor is None or cursor not in records:
-            break
-        if cursor in calls:
+def _in_commit_order(records: Mapping[str, CallRecord], calls: frozenset[str]) -> list[str]:
+    """Order calls as they were committed, each behind those of them that it continues."""
+    ordered: list[str] = []
+    seen: set[str] = set()
+    for call_id in records:
+        if call_id not in calls:
+            continue
+        line: list[str] = []
+        cursor: str | None = call_id
+        while cursor is not None and cursor in records and cursor not in seen:
+            seen.add(cursor)
             line.append(cursor)
-        cursor = records[cursor].parent_call_id
-    return tuple(reversed(line)) if len(line) == len(calls) else None
+            cursor = records[cursor].parent_call_id
+        ordered += [one for one in reversed(line) if one in calls]
+    return ordered
 
 
 def _check_order(captured: CapturedAnswers, call_ids: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ rollout.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ class SelectionFault(StrEnum):
     ANSWER_REORDERED = "answer_reordered"
     ANSWER_DUPLICATED = "answer_duplicated"
     ANSWER_AMBIGUOUS = "answer_ambiguous"
+    NORMALIZATION_UNSUPPORTED = "normalization_unsupported"
     REFERENCE_UNKNOWN = "reference_unknown"
     REFERENCE_DUPLICATED = "reference_duplicated"
     POLICY_EMPTY = "policy_empty"
@@ -102,11 +104,33 @@ class Selection:
 
 
 def in_intent_order(records: Iterable[CallRecord]) -> list[CallRecord]:
-    """Order records by when their calls were announced; when they finished does not count."""
-    return sorted(
-        records,
-        key=lambda one: (math.inf if one.admitted_at is None else one.admitted_at, one.call_id),
-    )
+    """Order records by when their calls were announced; when they finished does not count.
+
+    The times are a gateway's clock, which can be set back. So that the order stays one in which
+    calls can have been announced, none stands before the call that it continues.
+    """
+    every = sorted(records, key=_announced)
+    known = {one.call_id for one in every}
+    children: dict[str, list[int]] = {}
+    ready: list[int] = []  # places in `every`, so that the smallest was announced first
+    for place, record in enumerate(every):
+        if record.parent_call_id in known:
+            children.setdefault(record.parent_call_id or "", []).append(place)
+        else:
+            ready.append(place)
+    ordered: list[CallRecord] = []
+    while ready:
+        record = every[heapq.heappop(ready)]
+        ordered.append(record)
+        for place in children.pop(record.call_id, ()):
+            heapq.heappush(ready, place)
+    # What is left leads back to itself, which verification refuses.
+    return ordered + [one for one in every if one.parent_call_id in children]
+
+
+def _announced(record: CallRecord) -> tuple[float, str]:
+    when = math.inf if record.admitted_at is None else record.admitted_at
+    return when, record.call_id
 
 
 def all_captured(records: Sequence[CallRecord], terminal_call_id: str) -> tuple[str, ...]:

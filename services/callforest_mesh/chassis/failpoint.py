@@ -90,12 +90,12 @@ POINTS: Final[Mapping[str, str]] = {
     "trainer.after_step": "the learner has made a step; only its memory knows",
     "trainer.after_export": "a version's weights are a file; the version is not issued",
     "trainer.after_issue": "a version is issued; no worker knows",
-    "trainer.after_push": "the workers serve a version; the trainer has not noted it",
+    "trainer.after_push": "the workers serve a version; the file of the one before is there",
     "trainer.before_checkpoint": "a checkpoint is to be written",
     "trainer.before_rename": "the learner has written a checkpoint under its unfinished name",
     "trainer.after_rename": "the checkpoint is named; its directory is not synced",
     "trainer.after_checkpoint": "a checkpoint is durable; no cursor was committed behind it",
-    "trainer.after_cursor": "the cursor behind a checkpoint is sent; it is not confirmed",
+    "trainer.after_cursor": "the cursor behind a checkpoint is durable; who waited was not told",
 }
 """Every point by its name, with what is true when it is passed."""
 

@@ -60,6 +60,13 @@ class WriteJob(Generic[T, AnswerT]):
             self.future.set_result(cast("AnswerT", answer))
 
 
+@dataclass(slots=True)
+class Blame:
+    """Which write runs, and so is at fault if anything fails; None when it is not one alone."""
+
+    job: WriteJob[Any, Any] | None = None
+
+
 class SpoiledError(Exception):
     """A batch was aborted.
 

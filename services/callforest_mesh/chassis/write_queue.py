@@ -35,7 +35,8 @@ class WriteQueue(Generic[JobT]):
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[JobT] = deque()
         self._closed = False
         self._wanted = 1
@@ -50,7 +51,7 @@ class WriteQueue(Generic[JobT]):
         Raises:
             Refusal: OVERLOADED at the limit; DRAINING once closed.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise draining(self._name)
             if len(self._jobs) >= self._limit:

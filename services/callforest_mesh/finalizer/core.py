@@ -35,6 +35,8 @@ class Mask:
 
     reason: str
     detail: str = ""
+    cause: str = ""
+    """What stands in the receipt as its cause, instead of the first failure row's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,9 @@ def opened_receipt(
     if mask is not None:
         receipt.mask_reason = mask.reason
         receipt.mask_detail = mask.detail[:1024]
-    if evidence.failures:
+    if mask is not None and mask.cause:
+        receipt.mask_cause = mask.cause
+    elif evidence.failures:
         first = evidence.failures[0]
         receipt.mask_cause = "/".join(filter(None, (first.reason, first.worker_reason)))
     return receipt
@@ -247,5 +251,6 @@ def differing_field(
         "result": (stored.result_sha256 or _NOTHING_SHA256, asked.result_sha256),
         "selection": (stored.selection, request.selection),
         "environment_masked": (receipt.environment_masked, request.environment_masked),
+        "mask_refused_selection": (stored.mask_refused_selection, request.mask_refused_selection),
     }
     return next((name for name, (old, new) in pairs.items() if old != new), None)

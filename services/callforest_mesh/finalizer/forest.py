@@ -43,6 +43,8 @@ from callforest_mesh.finalizer.core import Evidence, Mask, opened_receipt
 from callforest_mesh.finalizer.policies import Policy
 
 SELECTION_NOT_CLOSED: Final = "selection_not_closed"
+SELECTION_REFUSED: Final = "selection_refused"
+"""The mask reason of a rollout whose owner would rather lose it than repair its evidence."""
 _WITHOUT_COORDINATES: Final = "request_finished_without_staged_coordinates"
 _NAMED_MOST: Final = 8
 
@@ -204,6 +206,12 @@ def make_receipt(
         receipt.total_token_count = forest.metrics.total_tokens_per_sample
     receipt.digest = receipt_digest(receipt)
     return receipt
+
+
+def mask_of_refusal(error: SelectionRefusedError) -> Mask:
+    """Turn a fault of a selection into the mask that its owner asked for."""
+    named = ", ".join(error.call_ids[:_NAMED_MOST])
+    return Mask(SELECTION_REFUSED, f"{error} ({named})" if named else str(error), error.fault)
 
 
 def refusal(rollout_id: str, error: SelectionRefusedError) -> Refusal:

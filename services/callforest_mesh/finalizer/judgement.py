@@ -70,6 +70,7 @@ class Judge:
         self._staging = staging
         self._policy = policy
         self._tracer = telemetry.tracer
+        self._refused = spans.Refused(telemetry.metrics)
 
     async def judge(
         self, request: pb.FinalizeRolloutRequest, asked: core.Asked
@@ -107,6 +108,7 @@ class Judge:
             result_sha256=asked.result_sha256,
             path_bytes=judged.path_bytes,
             attempt_number=attempt.attempt_number if attempt is not None else 0,
+            mask_refused_selection=request.mask_refused_selection,
         )
         for path in judged.paths:
             if in_forest:
@@ -148,7 +150,11 @@ class Judge:
         return Judged(receipt, (row.call_ids,), path_bytes)
 
     async def _forest(self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence) -> Judged:
-        """Judge a rollout of which all selected calls train."""
+        """Judge a rollout of which all selected calls train.
+
+        What the environment masks needs no evidence: what can be selected and verified of it all
+        the same is counted (FIN-9).
+        """
         mask = forest.mask_before_selection(evidence)
         choice: forest.Choice | None = None
         grown: Forest | None = None
@@ -168,6 +174,8 @@ class Judge:
                 grown = verified
                 mask = _environment_mask(request)
                 path_bytes = sum(sizes[call_id] for call_id in chosen.selection.call_ids)
+        if mask is not None and forest.mask_before_selection(evidence) is None:
+            mask = _environment_mask(request, besides=mask) or mask
         receipt = forest.make_receipt(request, evidence, choice, grown, mask)
         if grown is None or mask is not None:
             return Judged(receipt, (), 0)
@@ -175,12 +183,17 @@ class Judge:
 
     async def _chosen(
         self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence
-    ) -> tuple[forest.Choice, core.Mask | None]:
+    ) -> tuple[forest.Choice | None, core.Mask | None]:
         """Select, on a thread: matching a long history takes its time, a policy may too."""
         try:
             choice = await asyncio.to_thread(forest.choose, request, evidence.records, self._policy)
             return choice, forest.mask_of_selection(evidence, choice.selection)
         except SelectionRefusedError as error:
+            if request.environment_masked:
+                return None, forest.mask_of_refusal(error)
+            self._refused.count(error.fault)
+            if request.mask_refused_selection:
+                return None, forest.mask_of_refusal(error)
             raise forest.refusal(request.rollout_id, error) from error
 
     async def _manifest(self, request: pb.FinalizeRolloutRequest) -> Manifest | None:
@@ -209,10 +222,16 @@ class Judge:
         return verified, {call.call_id: call.ByteSize() for call in staged}
 
 
-def _environment_mask(request: pb.FinalizeRolloutRequest) -> core.Mask | None:
+def _environment_mask(
+    request: pb.FinalizeRolloutRequest, besides: core.Mask | None = None
+) -> core.Mask | None:
+    """Give the environment's mask, which tells what else would have masked the rollout."""
     if not request.environment_masked:
         return None
-    return core.Mask(core.ENVIRONMENT_MASKED, "the environment keeps the rollout from training")
+    told = "the environment keeps the rollout from training"
+    if besides is not None and besides.reason != core.ENVIRONMENT_MASKED:
+        told = f"{told}; besides, {besides.reason}: {besides.detail}"
+    return core.Mask(core.ENVIRONMENT_MASKED, told)
 
 
 def _evidence(request: pb.FinalizeRolloutRequest, manifest: Manifest | None) -> core.Evidence:

@@ -29,6 +29,7 @@ from callforest_core.lineage.items import (
 from callforest_mesh.gateway import responses
 from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.gateway.chain_evidence import read_chain_evidence
+from callforest_mesh.gateway.conversations import ChainMemory
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
 from callforest_mesh.gateway.evidence import Evidence, ServedResponse
 from callforest_mesh.gateway.json_body import parse_body, write_json
@@ -92,9 +93,18 @@ class Conversion:
 
 
 def read_request(
-    body: bytes, dialect: Dialect = Dialect.CHAT, body_digest: bytes | None = None
+    body: bytes,
+    dialect: Dialect = Dialect.CHAT,
+    memory: ChainMemory | None = None,
+    body_digest: bytes | None = None,
 ) -> NormalisedRequest:
     """Parse and judge a request of chain mode.
+
+    Args:
+        body: as received.
+        dialect: the API in which it is asked.
+        memory: the attempt's last conversation, which this one may continue.
+        body_digest: tells it from another, if that is known already.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
@@ -102,7 +112,7 @@ def read_request(
     fields = parse_body(body)
     converted = convert(fields, body, dialect)
     digest = body_digest or digest_body(body, dialect)
-    evidence = read_chain_evidence(fields, dialect, converted.chat, digest)
+    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory)
     return normalised(converted, dialect, digest, evidence)
 
 

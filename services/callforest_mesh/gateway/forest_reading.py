@@ -8,7 +8,6 @@ compared byte for byte, types and order of keys included, before anything of the
 from __future__ import annotations
 
 import hashlib
-import marshal
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,7 +27,7 @@ from callforest_mesh.gateway import core, responses
 from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions, Turns
-from callforest_mesh.gateway.json_body import parse_body, write_items, write_json
+from callforest_mesh.gateway.json_body import exact_bytes, parse_body, write_items, write_json
 from callforest_mesh.gateway.refusals import (
     HttpRefusal,
     history_claim_refused,
@@ -39,10 +38,6 @@ from callforest_mesh.gateway.refusals import (
 from callforest_mesh.gateway.source_evidence import SourceEvidence
 
 _UNREADABLE_OPTIONS: Final = b"callforest-unreadable-options-v1"
-_MARSHAL_VERSION: Final = 2
-"""The last version in which equal values are always equal bytes, and others never: later ones write
-what came before as a reference."""
-_LIST_HEAD: Final = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,13 +192,13 @@ class ForestReader:
         """
         if not isinstance(turns, list):
             return None, b""
-        written = hashlib.sha256(_written([dialect.value, fields.get("instructions")]))
+        written = hashlib.sha256(exact_bytes([dialect.value, fields.get("instructions")]))
         end = _last_answer_begins(turns)
         known = None
         if end:
-            written.update(_written(turns[:end]))
+            written.update(exact_bytes(turns[:end]))
             known = self._histories.recognise(capture_key, written.digest())
-        written.update(_written(turns[end:]))
+        written.update(exact_bytes(turns[end:]))
         return known, written.digest()
 
 
@@ -231,14 +226,6 @@ def _read_from(
     parts = [*known.request_messages(), write_items(messages)]
     whole = _completed(converted, parts, fields, dialect)
     return _Read(whole, known, begun, None, new, messages, count)
-
-
-def _written(values: list[object]) -> memoryview:
-    """Write parsed JSON as bytes that are equal for equal values alone; a list's without its head.
-
-    The writer of the standard library's own bytes is some ten times as fast as that of JSON.
-    """
-    return memoryview(marshal.dumps(values, _MARSHAL_VERSION))[_LIST_HEAD:]
 
 
 def _last_answer_begins(turns: list[object]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -20,13 +20,15 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
+from callforest_mesh.gateway.chain_reading import ChainReader
+from callforest_mesh.gateway.conversations import Conversations
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
 from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
-from callforest_mesh.gateway.reading import ChainReader, RequestReader
+from callforest_mesh.gateway.reading import RequestReader
 from callforest_mesh.gateway.servicer import GatewayServicer
 from callforest_mesh.gateway.work import Work
 
@@ -59,7 +61,7 @@ class GatewayService:
         worker: WorkerClient,
         staging: StagingClient,
         *,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(16),
         now_ns: Callable[[], int] = time.time_ns,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
@@ -139,9 +141,5 @@ class GatewayService:
 
 def _reader(options: GatewayOptions) -> RequestReader:
     if not options.forest:
-        return ChainReader()
+        return ChainReader(Conversations())
     return ForestReader(Histories(options.history_cache_bytes, options.history_cache_calls))
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex

@@ -70,6 +70,7 @@ class TrainerJournal:
 
     def forget_weights_before(self, version: int) -> None:
         """Remove the weights of older versions; a restarted worker needs only the last."""
+        failpoint("trainer.after_push")
         for path in self._weights.glob("version-*.safetensors"):
             if path != self.weights_path(version):
                 path.unlink()

@@ -37,6 +37,7 @@ from callforest_mesh.trainer.rows import (
     StepInput,
     gather_step,
 )
+from callforest_mesh.trainer.step_groups import StepGroups, StepRefusedError
 
 _LOG = logging.getLogger("callforest")
 _REPEAT_S = 0.5
@@ -51,6 +52,7 @@ _SAYABLE = (
     GroupDefectError,
     SamplingMismatchError,
     LearnerLostError,
+    StepRefusedError,
     OSError,
     ValueError,
 )
@@ -230,24 +232,24 @@ class Training:
         learner: LearnerProcess,
     ) -> list[group_batch_pb2.GroupBatch]:
         """Take groups until a step is full; write wanted checkpoints meanwhile."""
-        batches: list[group_batch_pb2.GroupBatch] = []
+        step = StepGroups(self._options.groups_per_step, self._options.min_step_batch_fraction)
         coming: asyncio.Task[group_batch_pb2.GroupBatch] | None = None
         try:
-            while sum(not batch.drop_reason for batch in batches) < self._options.groups_per_step:
+            while not step.is_full:
                 coming = coming or asyncio.ensure_future(_next(groups))
                 await self._first_of(coming)
                 if self._want.is_set():
                     await self._write_checkpoint(learner)
                 if coming.done():
-                    batches.append(coming.result())
+                    step.add(coming.result())
                     coming = None
-                    self._announce.status.waiting_group_count = len(batches)
+                    self._announce.status.waiting_group_count = len(step.batches)
         finally:
             if coming is not None:
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
         self._announce.status.waiting_group_count = 0
-        return batches
+        return step.batches
 
     async def _first_of(self, coming: asyncio.Task[group_batch_pb2.GroupBatch]) -> None:
         """Wait for a group or for a wanted checkpoint."""
@@ -308,7 +310,6 @@ class Training:
         for failed in pushes:
             if isinstance(failed, BaseException):
                 raise failed
-        failpoint("trainer.after_push")
         self._version = version
         self._journal.forget_weights_before(version)
         await self._announce.weights_serve(version, self._step)

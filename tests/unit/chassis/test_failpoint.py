@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from callforest_mesh.chassis.configuration import load
 from callforest_mesh.chassis.failpoint import DIARY_VARIABLE, POINTS, VARIABLE, read_traps
 
 PASSING = """
@@ -72,3 +73,8 @@ def test_traps_say_where_they_stand() -> None:
         "gateway.before_engine": 1,
     }
     assert set(traps) < set(POINTS)
+
+
+def test_what_arms_points_is_no_configuration() -> None:
+    armed = {VARIABLE: "gateway.after_append=exit", DIARY_VARIABLE: "/nowhere"}
+    assert load(environment=armed) == load(environment={})

@@ -160,6 +160,21 @@ def test_intent_order_does_not_depend_on_who_finished_first() -> None:
     assert ordered == ["a", "b", "y", "c", "z"]
 
 
+@pytest.mark.requirement("SEL-3")
+def test_a_clock_that_is_set_back_puts_no_call_before_the_one_that_it_continues() -> None:
+    hour = 3600.0
+    root = replace(A, admitted_at=A.admitted_at + hour)
+    ordered = [one.call_id for one in in_intent_order([C, B, root])]
+    assert ordered == ["a", "b", "c"]
+    other = record("d", [said("four")], admitted_at=2.5)
+    assert [one.call_id for one in in_intent_order([root, B, C, other])] == ["d", "a", "b", "c"]
+
+
+def test_a_record_that_leads_back_to_itself_is_kept_for_the_verification() -> None:
+    first, second = replace(B, parent_call_id="c"), replace(C, parent_call_id="b")
+    assert [one.call_id for one in in_intent_order([second, A, first])] == ["a", "b", "c"]
+
+
 def test_a_selection_says_why_of_every_call() -> None:
     selection = Selection(("a",), "a", "all_captured", CallReason.LEAF_NOT_COMPLETED)
     assert selection.reasons_of("ab", masked=False) == ["selected", "leaf_not_completed"]

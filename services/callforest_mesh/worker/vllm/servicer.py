@@ -10,6 +10,7 @@ import grpc.aio
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.worker.v1 import engine_service_pb2 as pb
 from callforest.worker.v1 import engine_service_pb2_grpc as pb_grpc
+from callforest_core.custody.errors import CandidateWithoutProofError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker.engine import (
@@ -56,6 +57,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         asked = _read_request(request)
         try:
             return result_to_message(await self._engine.generate(asked))
+        except CandidateWithoutProofError as error:
+            raise _unproven() from error
         except EngineRefusalError as error:
             raise _refused(error) from error
         except EngineUnavailableError as error:
@@ -70,6 +73,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         asked = _read_request(request.run)
         try:
             return measure_to_message(await self._engine.measure(asked))
+        except CandidateWithoutProofError as error:
+            raise _unproven() from error
         except EngineRefusalError as error:
             raise _refused(error) from error
         except EngineUnavailableError as error:
@@ -103,6 +108,11 @@ def _read_request(request: pb.RunEngineRequest) -> EngineRequest:
     except ValueError as error:
         fault = [("prefix_token_ids", "must be whole 4-byte words")]
         raise malformed("RunEngineRequest", "the prefix is broken", fault) from error
+
+
+def _unproven() -> Refusal:
+    fault = [("history_match", "must say in which sense the histories match")]
+    return malformed("RunEngineRequest", "the evidence proves nothing", fault)
 
 
 def _refused(error: EngineRefusalError) -> Refusal:
