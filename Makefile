@@ -78,6 +78,10 @@ bench: install ## Run every benchmark
 kill: install ## Kill services under load (DEPTH=n for more kills)
 	@$(BIN)/pytest -q -s tests/robustness/test_kill.py
 
+.PHONY: chaos
+chaos: install ## Kill services at every failpoint under load (DEPTH=5 for over 500 kills; SEED=n)
+	@$(BIN)/python -m tests.robustness.chaos
+
 .PHONY: powercut
 powercut: install ## Replay power cuts on Staging's store (DEPTH=n images, 500 by default)
 	@$(BIN)/python -m tests.robustness.powercut --images $${DEPTH:-500}
@@ -87,7 +91,7 @@ fuzz: install ## Send malformed requests to every RPC and route (DEPTH=n message
 	@$(BIN)/pytest -q -s tests/robustness/test_fuzz.py
 
 .PHONY: simulate
-simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items; SEED=n, the first seed)
+simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items; SEED=n)
 	@$(BIN)/python -m tests.simulation.run --seed $${SEED:-1}
 
 .PHONY: faults

@@ -1,15 +1,21 @@
 """What capture costs: the whole mesh beside a bare gRPC echo, in one run.
 
 Real gRPC, each service its own process, all interceptors on, tracing at its default sampling. A
-scripted engine waits 5 to 35 ms a call (uniform, fixed seed); each rollout begins with a context of
-5,000 tokens and every call adds 500 (half observation, half generation). Harnesses speak to the
-gRPC edge; their attempts are opened before the clock starts.
+scripted engine waits 5 to 35 ms a call (uniform, fixed seed). Every call adds 500 tokens (half
+observation, half generation), and a rollout begins with so many that its calls inherit 5,000 in the
+mean. Harnesses speak to the gRPC edge; their attempts are opened before the clock starts.
 
     calls_per_s_N           captured calls a second with N rollouts at once
     added_latency_ms_*      what a call takes beyond the engine's own time, N = 1
-    cpu_per_call_...        processor time of all services and of this client for one captured call,
-                            in unary calls: client and server time of a bare grpc.aio echo of 8
-                            bytes, measured in the same run
+    cpu_us_SERVICE_at_64    processor time of a service's process, or of this client (`client`), for
+                            one captured call
+    cpu_us_engine           processor time of the bare engine for one call: the same engine answers
+                            the same conversations, without a prefix to splice, in this process
+    cpu_per_call_us_at_64   all of cpu_us_*_at_64 less cpu_us_engine, which runs within the worker
+                            and would be spent without any capture. All five services count whole
+                            otherwise, and the client with the writing of its requests
+    cpu_per_call_in_...     the same in unary calls: client and server time of a bare grpc.aio echo
+                            of 8 bytes with 64 in flight, measured in the same run, before and after
     commits_per_record_...  fdatasync calls of Staging and Ledger (strace) for each durable record:
                             an intent, a staged call, a call record
     staged_per_s_N          durable staged records of 4 KiB a second by N writers, each with a
@@ -31,7 +37,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -43,21 +49,29 @@ from callforest_client.gateway import GatewayClient
 from callforest_client.staging import StagingClient
 from callforest_core.custody.call import CallIdentity
 from callforest_core.custody.completion import complete_call
+from callforest_mesh.worker.engine import EngineRequest
+from callforest_mesh.worker.scripted import ScriptedEngine, ScriptedOptions
 
 CONTEXT_TOKENS, DELTA_TOKENS = 5000, 500
 RECORD_BYTES = 4096
 WINDOW = 64
 """Records that a writer has in flight."""
+ENGINE = ScriptedOptions(
+    latency_s=(0.005, 0.035),
+    seed=11,
+    context_token_count=1 << 20,
+    turn_tokens=(DELTA_TOKENS // 2 - 1, DELTA_TOKENS // 2 - 1),
+)
 SERVICES = ("staging", "ledger", "admission", "worker", "gateway")
 
 
 @dataclass
 class Load:
-    """What a load came to; `cpu_s` is of all services and of this client."""
+    """What a load came to; `cpu_s` is by service, and of this client as `client`."""
 
     calls: int = 0
     seconds: float = 0.0
-    cpu_s: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)
     added_ms: list[float] = field(default_factory=list)
 
     @property
@@ -65,27 +79,75 @@ class Load:
         return self.calls / self.seconds
 
 
+class Conversation:
+    """A harness's side of a rollout: requests that grow by what was answered.
+
+    The scripted engine's vocabulary is bytes: one character, one token.
+
+    Args:
+        calls: how many calls it will have; they inherit CONTEXT_TOKENS in the mean.
+    """
+
+    def __init__(self, calls: int) -> None:
+        self._messages: list[str] = []
+        self._add("user", "x" * max(1, CONTEXT_TOKENS - (calls - 1) * DELTA_TOKENS // 2))
+
+    @property
+    def request(self) -> bytes:
+        """The next request."""
+        opening = f'{{"model":"scripted","max_tokens":{DELTA_TOKENS // 2},"messages":['
+        return f"{opening}{','.join(self._messages)}]}}".encode()
+
+    def answered(self, response: bytes) -> None:
+        """Take a response in, and say something to it."""
+        self._add("assistant", json.loads(response)["choices"][0]["message"]["content"])
+        self._add("user", "y" * (DELTA_TOKENS // 2))
+
+    def _add(self, role: str, content: str) -> None:
+        self._messages.append(json.dumps({"role": role, "content": content}))
+
+
 def own_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def mesh_cpu_s(mesh: Mesh) -> float:
-    return sum(mesh.cpu_s().values()) + own_cpu_s()
+def cpu_s(mesh: Mesh) -> dict[str, float]:
+    return {**mesh.cpu_s(), "client": own_cpu_s()}
 
 
 async def play(gateway: GatewayClient, capture_key: str, calls: int, load: Load) -> None:
     """Run one rollout of `calls` calls."""
-    # The scripted engine's vocabulary is bytes: one character, one token.
-    messages = [{"role": "user", "content": "x" * (CONTEXT_TOKENS - DELTA_TOKENS // 2)}]
+    conversation = Conversation(calls)
     for _ in range(calls):
-        body = {"model": "scripted", "messages": messages, "max_tokens": DELTA_TOKENS // 2}
-        served = await gateway.complete(capture_key, json.dumps(body).encode())
+        served = await gateway.complete(capture_key, conversation.request)
         load.calls += 1
         load.added_ms.append(served.overhead_us / 1000)
-        answer = json.loads(served.response)["choices"][0]["message"]["content"]
-        messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": "y" * (DELTA_TOKENS // 2)})
+        conversation.answered(served.response)
+
+
+async def bare_engine_cpu_us(rollouts: int, calls: int) -> float:
+    """Measure what the engine itself takes for one call of such rollouts."""
+    engine = ScriptedEngine(ENGINE)
+    await engine.start()
+
+    async def converse(number: int) -> list[EngineRequest]:
+        conversation = Conversation(calls)
+        requests = []
+        for turn in range(calls):
+            request = EngineRequest(f"c{number}-{turn}", 0, conversation.request)
+            requests.append(request)
+            conversation.answered((await engine.generate(request)).response)
+        return requests
+
+    async def repeat(requests: list[EngineRequest]) -> None:
+        for request in requests:
+            await engine.generate(request)
+
+    asked = await asyncio.gather(*map(converse, range(rollouts)))
+    before = own_cpu_s()
+    await asyncio.gather(*map(repeat, asked))
+    return (own_cpu_s() - before) / (rollouts * calls) * 1e6
 
 
 async def run_load(mesh: Mesh, rollouts: int, calls: int) -> Load:
@@ -98,10 +160,10 @@ async def run_load(mesh: Mesh, rollouts: int, calls: int) -> Load:
     ]
     keys = [attempt.capture_key for attempt in await asyncio.gather(*opening)]
     load = Load()
-    before, began = mesh_cpu_s(mesh), time.perf_counter()
+    before, began = cpu_s(mesh), time.perf_counter()
     await asyncio.gather(*(play(gateway, key, calls, load) for key in keys))
     load.seconds = time.perf_counter() - began
-    load.cpu_s = mesh_cpu_s(mesh) - before
+    load.cpu_s = {name: used - before[name] for name, used in cpu_s(mesh).items()}
     await gateway.close()
     return load
 
@@ -153,21 +215,10 @@ async def stage_records(mesh: Mesh, writers: int, each: int) -> tuple[float, flo
 
 
 async def measure(calls: int) -> dict[str, float]:
-    worker = {
-        "engine": "scripted",
-        "scripted": {
-            "latency_s": [0.005, 0.035],
-            "seed": 11,
-            "context_token_count": 1 << 20,
-            "turn_tokens": [DELTA_TOKENS // 2 - 1, DELTA_TOKENS // 2 - 1],
-        },
-    }
+    worker = {"engine": "scripted", "scripted": asdict(ENGINE)}
     result: dict[str, float] = {}
     async with running_mesh(SERVICES, {"worker": worker}) as mesh:
         await run_load(mesh, 16, 2)  # warm
-        echo = await echo_figures()
-        result["unary_echo_per_s"] = round(max(echo.aio_per_s, echo.sync_per_s), 1)
-        result["unary_cpu_us"] = round(echo.aio_cpu_us, 1)
         for rollouts in (1, 16):
             load = await run_load(mesh, rollouts, calls)
             result[f"calls_per_s_{rollouts}"] = round(load.per_second, 1)
@@ -175,24 +226,47 @@ async def measure(calls: int) -> dict[str, float]:
                 cuts = statistics.quantiles(load.added_ms, n=100)
                 result["added_latency_ms_p50"] = round(cuts[49], 2)
                 result["added_latency_ms_p99"] = round(cuts[98], 2)
+        before = await echo_figures()
         load = await run_load(mesh, 64, calls)
-        cpu_us = load.cpu_s / load.calls * 1e6
-        result["calls_per_s_64"] = round(load.per_second, 1)
-        result["cpu_per_call_us_at_64"] = round(cpu_us, 1)
-        result["cpu_per_call_in_unary_calls_at_64"] = round(cpu_us / echo.aio_cpu_us, 3)
+        after = await echo_figures()
+        bare_us = await bare_engine_cpu_us(64, calls)
+        result |= cpu_figures(load, bare_us, (before.aio_cpu_us + after.aio_cpu_us) / 2)
+        echoes = (before.aio_per_s, before.sync_per_s, after.aio_per_s, after.sync_per_s)
+        result["unary_echo_per_s"] = round(max(echoes), 1)
         async with mesh.counted_commits(["staging", "ledger"]) as commits:
             counted = await run_load(mesh, 64, calls)
         result["commits_per_record_at_64"] = round(sum(commits.values()) / (3 * counted.calls), 4)
-        for writers, each in ((1, 1000), (8, 500)):
-            before = (await mesh.clients.staging().stat()).store_bytes
-            rate, size = await stage_records(mesh, writers, each)
-            after = (await mesh.clients.staging().stat()).store_bytes
-            result[f"staged_per_s_{writers}"] = round(rate, 1)
-        result["stored_bytes_per_byte"] = round((after - before) / size, 3)
-        result["staged_8_over_unary_echo"] = round(
-            result["staged_per_s_8"] / result["unary_echo_per_s"], 3
-        )
+        result |= await staging_figures(mesh)
+    result["staged_8_over_unary_echo"] = round(
+        result["staged_per_s_8"] / result["unary_echo_per_s"], 3
+    )
     return result
+
+
+def cpu_figures(load: Load, engine_us: float, unary_us: float) -> dict[str, float]:
+    """Tell what a call of a load took: by process, together, and in unary calls."""
+    by_process = {name: used / load.calls * 1e6 for name, used in load.cpu_s.items()}
+    whole_us = sum(by_process.values()) - engine_us
+    return {
+        "calls_per_s_64": round(load.per_second, 1),
+        **{f"cpu_us_{name}_at_64": round(used) for name, used in by_process.items()},
+        "cpu_us_engine": round(engine_us),
+        "cpu_per_call_us_at_64": round(whole_us, 1),
+        "unary_cpu_us": round(unary_us, 1),
+        "cpu_per_call_in_unary_calls_at_64": round(whole_us / unary_us, 3),
+    }
+
+
+async def staging_figures(mesh: Mesh) -> dict[str, float]:
+    """Measure how fast records are staged, and how much the store grows by them."""
+    result = {}
+    staging = mesh.clients.staging()
+    for writers, each in ((1, 1000), (8, 500)):
+        before = (await staging.stat()).store_bytes
+        rate, size = await stage_records(mesh, writers, each)
+        after = (await staging.stat()).store_bytes
+        result[f"staged_per_s_{writers}"] = round(rate, 1)
+    return {**result, "stored_bytes_per_byte": round((after - before) / size, 3)}
 
 
 def main() -> None:

@@ -307,6 +307,7 @@ def _conformance_evaluate(parsed: argparse.Namespace) -> int:
 
 
 def _demo(parsed: argparse.Namespace) -> int:
+    from callforest_client.failure_budget import RunStoppedError
     from callforest_mesh.demo.loop import DemoFailedError
     from callforest_mesh.demo.policy import POLICIES, compacting
     from callforest_mesh.demo.run import DemoOptions
@@ -321,7 +322,7 @@ def _demo(parsed: argparse.Namespace) -> int:
         if parsed.harness == "recency":
             policy = compacting(policy)
         return run_demo(DemoOptions(policy=policy, **given))
-    except (DemoFailedError, ModelAbsentError, SupervisionError) as error:
+    except (DemoFailedError, ModelAbsentError, RunStoppedError, SupervisionError) as error:
         return _complain(str(error), NO)
 
 

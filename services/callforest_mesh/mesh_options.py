@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from callforest_mesh.worker.options import WorkerOptions
 
 GATEWAY_PORT: Final = 7430
+_TRAINS_KEYS: Final = ("selection_policy", "min_valid_fraction_per_group", "incomplete_capture")
 _ENGINE_KEYS: Final = ("engine", "vllm", "vllm_limits", "scripted")
 
 
@@ -96,12 +97,28 @@ def admission_options(configuration: MeshConfiguration) -> AdmissionOptions:
 
 
 def finalizer_options(configuration: MeshConfiguration) -> FinalizerOptions:
-    """Read the options of the Finalizer."""
+    """Read the options of the Finalizer; what trains is said for the mesh as a whole.
+
+    A custom selection policy is found here, so that a wrong one ends every process that would use
+    it before it serves.
+    """
+    from callforest_mesh.finalizer.policies import resolve_policy
     from callforest_mesh.finalizer.service import FinalizerOptions
 
-    defaults = {
+    capture = configuration.token_capture
+    for key in _TRAINS_KEYS:
+        if key in configuration.finalizer:
+            raise ConfigurationError(
+                f"finalizer.{key}", f"is token_capture.{key}, which says what trains in one place"
+            )
+    try:
+        resolve_policy(capture.selection_policy)
+    except ValueError as error:
+        raise ConfigurationError("token_capture.selection_policy", str(error)) from error
+    defaults: dict[str, object] = {
         "path": configuration.state_dir / "finalizer",
         "cleanup_tenants": (configuration.tenant,),
+        **{key: getattr(capture, key) for key in _TRAINS_KEYS},
     }
     return read_section(
         FinalizerOptions, configuration.finalizer, where="finalizer", defaults=defaults

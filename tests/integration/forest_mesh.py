@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
 
-from callforest.capture.v1 import attempt_pb2
+import pytest
+
+from callforest.capture.v1 import attempt_pb2, group_batch_pb2
 from callforest_client.codec import call_record_to_proto, staged_call_to_proto
-from callforest_client.source_codec import source_summary_to_proto
+from callforest_client.errors import RefusedError
+from callforest_client.source_codec import output_summary_to_proto, source_summary_to_proto
 from callforest_core.custody.call import CallRecord
 from callforest_core.lineage.source import EMPTY_HISTORY, output_summary
-from tests.integration.finalizer_mesh import Made, Player
+from tests.integration.finalizer_mesh import FinalizerMesh, Made, Player
 from tests.unit.ledger.calls import said
 from tests.unit.ledger.forest_calls import FOREST, RENDER, decided, forest_intent
 from tests.unit.staging.calls import COMPLETION
@@ -68,8 +72,7 @@ class ForestPlayer(Player):
         message = call_record_to_proto(record, self.key, generation_len=made.call.generation_len)
         history = EMPTY_HISTORY.extended(made.items).extended(served)
         message.replay.CopyFrom(source_summary_to_proto(history.summary(RENDER)))
-        summary = output_summary(served)
-        message.output.atom_count, message.output.digest = summary.atom_count, summary.digest
+        message.output.CopyFrom(output_summary_to_proto(output_summary(served)))
         message.decision.CopyFrom(decided(spliced=identity.parent_call_id is not None))
         return message
 
@@ -84,3 +87,33 @@ async def play(player: ForestPlayer, *calls: tuple[str, str | None]) -> None:
 def chain(names: Sequence[str]) -> list[tuple[str, str | None]]:
     """Calls each of which continues the one before it."""
     return list(zip(names, [None, *names], strict=False))
+
+
+async def opened(folder: Path, **options: object) -> FinalizerMesh:
+    mesh = FinalizerMesh(folder, "local", **options)
+    await mesh.start()
+    return mesh
+
+
+async def refused(asked: Awaitable[object]) -> RefusedError:
+    with pytest.raises(RefusedError) as caught:
+        await asked
+    return caught.value
+
+
+def paths(batch: group_batch_pb2.GroupBatch, slot: int | None = None) -> list[list[str]]:
+    return [
+        [batch.segments[span.segment_index].call_id for span in row.spans]
+        for row in batch.rows
+        if slot is None or (row.HasField("slot") and row.slot == slot)
+    ]
+
+
+def owned(batch: group_batch_pb2.GroupBatch, slot: int) -> list[str]:
+    return [
+        batch.segments[span.segment_index].call_id
+        for row in batch.rows
+        if row.HasField("slot") and row.slot == slot
+        for span in row.spans
+        if span.owns_loss
+    ]

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from callforest.capture.v1 import group_batch_pb2, selection_pb2
+from callforest.capture.v1 import selection_pb2
 from callforest.error.v1 import error_reason_pb2 as er
-from callforest_client.errors import RefusedError
 from callforest_client.rollout import RolloutOwner
 from callforest_mesh.cli import main
 from callforest_mesh.finalizer.service import FinalizerService
 from tests.integration.finalizer_mesh import TENANT, FinalizerMesh, Player, read_again, take
-from tests.integration.forest_mesh import ForestPlayer, chain, play
+from tests.integration.forest_mesh import (
+    ForestPlayer,
+    chain,
+    opened,
+    owned,
+    paths,
+    play,
+    refused,
+)
 from tests.integration.offline_rows import verify_offline
-from tests.unit.ledger.calls import failure
 
-EXCUSED = "request_finished_without_staged_coordinates"
 CUSTOM = "tests.unit.finalizer.harness_policies:last_root"
 
 
@@ -30,36 +35,6 @@ async def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await mesh.start()
     yield mesh
     await mesh.stop()
-
-
-async def opened(folder: Path, **options: object) -> FinalizerMesh:
-    mesh = FinalizerMesh(folder, "local", **options)
-    await mesh.start()
-    return mesh
-
-
-async def refused(asked: Awaitable[object]) -> RefusedError:
-    with pytest.raises(RefusedError) as caught:
-        await asked
-    return caught.value
-
-
-def paths(batch: group_batch_pb2.GroupBatch, slot: int | None = None) -> list[list[str]]:
-    return [
-        [batch.segments[span.segment_index].call_id for span in row.spans]
-        for row in batch.rows
-        if slot is None or (row.HasField("slot") and row.slot == slot)
-    ]
-
-
-def owned(batch: group_batch_pb2.GroupBatch, slot: int) -> list[str]:
-    return [
-        batch.segments[span.segment_index].call_id
-        for row in batch.rows
-        if row.HasField("slot") and row.slot == slot
-        for span in row.spans
-        if span.owns_loss
-    ]
 
 
 @pytest.mark.requirement("FOR-1", "FOR-2", "FOR-3", "SEL-2", "SEL-6", "FIN-1")
@@ -138,57 +113,6 @@ async def test_evidence_that_cannot_be_taken_leaves_no_receipt(mesh: FinalizerMe
     other = await player.request("g", 0, result=player.result("a"))
     again = await refused(mesh.finalizer.finalize_rollout(other))
     assert (again.reason, again.metadata["field"]) == (er.ERROR_REASON_GROUP_MISMATCH, "result")
-
-
-@pytest.mark.requirement("SEL-5", "FIN-4")
-async def test_a_selection_that_is_not_closed_masks_its_rollout_alone(mesh: FinalizerMesh) -> None:
-    open_ended, healthy = ForestPlayer(mesh, "r0"), ForestPlayer(mesh, "r1")
-    for player in (open_ended, healthy):
-        await play(player, ("a", None), ("b", "a"))
-    masked = await open_ended.finish("g", 0, result=open_ended.result("b"))
-    assert (masked.masked, masked.mask_reason) == (True, "selection_not_closed")
-    assert "b continues a" in masked.mask_detail
-    assert [(one.call_id, one.reason) for one in masked.calls] == [
-        ("a", "not_returned"),
-        ("b", "masked"),
-    ]
-    await healthy.finish("g", 1, result=healthy.result("a", "b"))
-    published = await mesh.finalizer.finalize_group("g", 2)
-    assert list(published.row_ids) == ["g_g0_s0", "g_g1_s0"]
-    (batch,) = await read_again(mesh, 1)
-    verify_offline(batch)
-    kinds = [row.kind for row in batch.rows]
-    assert kinds == [group_batch_pb2.ROW_KIND_PLACEHOLDER, group_batch_pb2.ROW_KIND_TRAINING]
-    assert owned(batch, 0) == []
-
-
-@pytest.mark.requirement("LED-9")
-async def test_a_late_failure_of_a_recorded_call_masks_only_if_it_is_selected(
-    mesh: FinalizerMesh,
-) -> None:
-    masks = []
-    for slot, accepted in enumerate((["a", "c"], ["a", "b"])):
-        player = ForestPlayer(mesh, f"r{slot}")
-        await play(player, ("a", None), ("b", "a"), ("c", "a"))
-        await mesh.ledger.record_failure(failure("b", EXCUSED, key=player.key))
-        receipt = await player.finish("g", slot, result=player.result(*accepted))
-        masks.append(receipt.mask_reason)
-        assert receipt.mask_cause == EXCUSED
-    assert masks == ["", "capture_poisoned"]
-
-
-@pytest.mark.requirement("LED-7")
-async def test_a_lost_first_call_masks_without_any_witness(mesh: FinalizerMesh) -> None:
-    player = ForestPlayer(mesh, "r0")
-    await player.open()
-    await player.fail("a")
-    receipt = await player.finish("g", 0)
-    assert (receipt.masked, receipt.mask_reason) == (True, "capture_poisoned")
-    pending = ForestPlayer(mesh, "r1")
-    await play(pending, ("a", None))
-    await pending.admit("late")
-    receipt = await pending.finish("g", 1, result=b"not even JSON")
-    assert receipt.mask_reason == "pending_call"
 
 
 @pytest.mark.requirement("FIN-9")

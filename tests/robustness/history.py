@@ -24,7 +24,7 @@ class ServedCall:
         capture_key: the attempt that it asked as.
         call_id: what the response's header names.
         response_id: what the response's body names.
-        body: the response, byte for byte.
+        body: the response, byte for byte; b"" when it came as events.
     """
 
     capture_key: str
@@ -148,7 +148,7 @@ def check_bytes(history: History) -> Faults:
     for call in history.served:
         look = history.looks.get(call.capture_key)
         staged = look.staged.get(call.call_id) if look is not None else None
-        if staged is not None and staged.served_response != call.body:
+        if staged is not None and call.body and staged.served_response != call.body:
             faults.changed.append(f"the response of {call.capture_key}/{call.call_id}")
     return faults
 

@@ -82,6 +82,8 @@ class Victims(Supervisor):
         flaw: a fault that the victims are given; see `victim.FLAWS`.
     """
 
+    MODULE = "tests.robustness.victim"
+
     def __init__(
         self,
         configuration: MeshConfiguration,
@@ -97,7 +99,7 @@ class Victims(Supervisor):
             f"TMPDIR={scratch}",
             f"{FLAW_VARIABLE}={flaw}",
         )
-        module = (sys.executable, "-m", "tests.robustness.victim", str(gauges))
+        module = (sys.executable, "-m", self.MODULE, str(gauges))
         options = SupervisorOptions(command=("env", *variables, *module))
         super().__init__(configuration, arguments, options)
         self._gauges = gauges
@@ -132,7 +134,7 @@ async def strike(victims: Victims, name: str, *, finished: int = 1) -> Kill:
         if pid is None:
             return None
         work = victims.work(name, pid)
-        if work.in_flight < 1 or work.finished < finished or not _runs(pid):
+        if work.in_flight < 1 or work.finished < finished or not runs(pid):
             return None
         os.kill(pid, signal.SIGKILL)  # here, so that nothing can end between look and signal
         return pid
@@ -173,7 +175,7 @@ async def works_again(victims: Victims, name: str) -> None:
     await until(answered, RECOVER_S, f"{name} answers again")
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """Ask the kernel whether a process runs: neither gone nor dead and unreaped."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()

@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
+import time
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -23,13 +25,16 @@ from callforest_client.streams import FETCH_PREFIX
 from callforest_mesh import cli
 from callforest_mesh.chassis.call_limits import CallCounter
 from callforest_mesh.chassis.item_server import ItemServer
+from callforest_mesh.chassis.lmdb_store import LmdbStore
+from callforest_mesh.chassis.write_job import answer
 from tests.robustness.gauge import Gauge, gauge_file
 from tests.robustness.training_diary import Diary
 
 DIARY = "trainer.diary"
+CALL_DIARY = "calls.diary"
 FLAW_VARIABLE = "VICTIM_FLAW"
 EARLY_S = 0.15
-"""How much too early the flawed gateway serves."""
+"""How much too early the flawed gateway serves, and the flawed store acknowledges."""
 
 
 def count_items(gauge: Gauge) -> None:
@@ -78,11 +83,52 @@ def count_lives(gauge: Gauge) -> None:
     Calls._live = live
 
 
+class CallDiary:
+    """Which calls were sampled and staged, and when: a line each, which kill -9 does not undo."""
+
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def note(self, deed: str, call_id: str) -> None:
+        os.write(self._descriptor, f"{deed} {call_id} {time.monotonic():.6f}\n".encode())
+
+
+def note_samples(diary: CallDiary) -> None:
+    """Note each call that the engine begins to sample."""
+    from callforest_mesh.worker.scripted import ScriptedEngine
+
+    generate = ScriptedEngine.generate
+
+    async def noted(self, request):
+        diary.note("sampled", request.call_id)
+        return await generate(self, request)
+
+    ScriptedEngine.generate = noted
+
+
+def note_stagings(diary: CallDiary) -> None:
+    """Note each call whose tokens have become durable."""
+    from callforest_mesh.staging.store import StagedCalls
+
+    put = StagedCalls.put
+
+    def noted(self, tenant, call, *staged):
+        receipt = put(self, tenant, call, *staged)
+        receipt.add_done_callback(lambda one: durable(one, call.call_id))
+        return receipt
+
+    def durable(receipt, call_id) -> None:
+        if not receipt.cancelled() and receipt.exception() is None:
+            diary.note("staged", call_id)
+
+    StagedCalls.put = noted
+
+
 def serve_too_early() -> None:
     """Let responses leave the gateway before their record is durable."""
-    from callforest_mesh.gateway.calls import Calls
+    from callforest_mesh.gateway.rows import Rows
 
-    append = Calls._append
+    append = Rows._append
 
     async def later(self, life, record) -> None:
         await asyncio.sleep(EARLY_S)
@@ -91,10 +137,26 @@ def serve_too_early() -> None:
     async def at_once(self, life, record) -> None:
         self._watch(asyncio.ensure_future(later(self, life, record)))
 
-    Calls._append = at_once
+    Rows._append = at_once
 
 
-FLAWS = {"": lambda: None, "serves-too-early": serve_too_early}
+def acknowledge_before_commit() -> None:
+    """Let a store tell its callers that their writes are durable before they are."""
+    fill = LmdbStore._fill
+
+    def told_too_early(self, raw, jobs) -> None:
+        fill(self, raw, jobs)
+        answer([job for job in jobs if job.error is None])
+        threading.Event().wait(EARLY_S)  # a slow disk: the answers leave meanwhile
+
+    LmdbStore._fill = told_too_early
+
+
+FLAWS = {
+    "": lambda: None,
+    "serves-too-early": serve_too_early,
+    "acknowledges-before-commit": acknowledge_before_commit,
+}
 
 
 class Groups:
@@ -177,6 +239,10 @@ def main() -> int:
         count_calls(gauge)
     else:
         count_items(gauge)
+    if name == "worker":
+        note_samples(CallDiary(directory / CALL_DIARY))
+    elif name == "staging":
+        note_stagings(CallDiary(directory / CALL_DIARY))
     FLAWS[os.environ[FLAW_VARIABLE]]()
     return cli.main(sys.argv[2:])
 

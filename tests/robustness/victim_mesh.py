@@ -14,9 +14,11 @@ import httpx
 from callforest_client.admission import AdmissionClient
 from callforest_client.channel import connect
 from callforest_client.finalizer import FinalizerClient
+from callforest_client.gateway import GatewayClient
 from callforest_client.ledger import LedgerClient
 from callforest_client.staging import StagingClient
 from callforest_client.trainer import TrainerClient
+from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.configuration import SERVICES, load
 from callforest_mesh.worker.tiny_model import make_tiny_model
 from tests.robustness.killer import Victims
@@ -44,6 +46,8 @@ class VictimMesh:
     staging: StagingClient
     finalizer: FinalizerClient
     trainer: TrainerClient
+    worker: WorkerClient
+    gateway: GatewayClient
     http: httpx.AsyncClient
 
     async def gateway_serves(self) -> None:
@@ -85,7 +89,12 @@ def settings(directory: Path, port: int) -> list[str]:
 
 @asynccontextmanager
 async def running_mesh(
-    directory: Path, services: Sequence[str] = SERVICES, *, flaw: str = ""
+    directory: Path,
+    services: Sequence[str] = SERVICES,
+    *,
+    flaw: str = "",
+    changed: Sequence[str] = (),
+    kind: type[Victims] = Victims,
 ) -> AsyncIterator[VictimMesh]:
     """Run the mesh until the block ends.
 
@@ -93,6 +102,8 @@ async def running_mesh(
         directory: short enough for a socket.
         services: which.
         flaw: a fault that the processes are given.
+        changed: settings that override those of this mesh.
+        kind: keeps the processes.
     """
     if "trainer" in services:
         await asyncio.to_thread(
@@ -102,10 +113,10 @@ async def running_mesh(
     gauges.mkdir()
     scratch.mkdir()
     port = free_port()
-    chosen = [*settings(directory, port), f"services=[{', '.join(services)}]"]
+    chosen = [*settings(directory, port), *changed, f"services=[{', '.join(services)}]"]
     arguments = [word for one in chosen for word in ("--set", one)]
     configuration = load(environment={}, settings=chosen)
-    victims = Victims(configuration, arguments, gauges, scratch, flaw=flaw)
+    victims = kind(configuration, arguments, gauges, scratch, flaw=flaw)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(victims.stop)
         await victims.start()
@@ -121,9 +132,11 @@ async def running_mesh(
             staging=StagingClient(channels["staging"], timeout_s=ANSWER_S),
             finalizer=FinalizerClient(channels["finalizer"], timeout_s=ANSWER_S),
             trainer=TrainerClient(channels["trainer"], timeout_s=ANSWER_S),
+            worker=WorkerClient(channels["worker"], timeout_s=ANSWER_S),
+            gateway=GatewayClient(channels["gateway"], timeout_s=ANSWER_S),
             http=await stack.enter_async_context(httpx.AsyncClient(timeout=5.0)),
         )
-        for client in (mesh.admission, mesh.ledger, mesh.staging):
+        for client in (mesh.admission, mesh.ledger, mesh.staging, mesh.worker, mesh.gateway):
             stack.push_async_callback(client.close)
         yield mesh
 

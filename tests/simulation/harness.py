@@ -20,9 +20,10 @@ from callforest_client.gateway import GatewayClient
 from callforest_client.ledger import LedgerClient
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 from tests.robustness.history import ServedCall
-from tests.simulation.judge import Judge, Messages
+from tests.simulation.judge import Judge
 from tests.simulation.loop import Life
 from tests.simulation.mesh import Mesh
+from tests.simulation.model import Messages
 
 T = TypeVar("T")
 ATTEMPTS_MOST = 40

@@ -8,90 +8,26 @@ where Staging knows deltas.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field
 
-from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, staged_call_pb2
+from callforest.capture.v1 import attempt_pb2, staged_call_pb2
 from callforest.finalizer.v1 import row_log_pb2
 from callforest.ledger.v1 import ledger_event_pb2
+from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES
 from callforest_mesh.chassis.token_capture import ALL_CAPTURED
+from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.staging.entry import CallEntry, partition_key
 from callforest_mesh.staging.segments import SEGMENTS, segment_key
 from callforest_mesh.worker.engine import EngineRequest, EngineResult
 from tests.simulation.disk import Change, Disk
+from tests.simulation.model import Messages, ModelAttempt, ModelCall, Sampled
 
-Messages = list[dict[str, str]]
 TENANT = "default"
-WITHOUT_COORDINATES = "request_finished_without_staged_coordinates"
 _PREFIX = 24
 """Bytes of a ledger key that name its attempt."""
-
-
-@dataclass(slots=True)
-class ModelCall:
-    """A call as the model knows it."""
-
-    verdict: capture_admission_pb2.Verdict
-    messages: Messages
-    record: bool = False
-    withdrawn: bool = False
-    parent: str = ""
-    failures: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class ModelAttempt:
-    """An attempt as the model knows it.
-
-    Attributes:
-        conversations: committed calls by what had been said when they ended: by models in chain
-            mode, by anyone in forest mode.
-        order: committed calls, first to last.
-    """
-
-    rollout_id: str
-    number: int
-    capture_key: str
-    forest: bool = False
-    revision: int = 1
-    state: str = "open"
-    calls: dict[str, ModelCall] = field(default_factory=dict)
-    conversations: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
-
-    @property
-    def pending(self) -> list[str]:
-        return [
-            one
-            for one, call in self.calls.items()
-            if not (call.record or call.failures or call.withdrawn)
-        ]
-
-    @property
-    def failed(self) -> bool:
-        """Whether a failure masks it, whatever is selected (LED-9)."""
-        return any(
-            call.failures - ({WITHOUT_COORDINATES} if self.forest and call.record else set())
-            for call in self.calls.values()
-        )
-
-    def said(self, messages: Messages) -> tuple[str, ...]:
-        """Give what a conversation is known by."""
-        if self.forest:
-            return tuple(f"{one['role']}: {one['content']}" for one in messages)
-        return tuple(one["content"] for one in messages if one["role"] == "assistant")
-
-
-@dataclass(slots=True)
-class Sampled:
-    """One generation of a call."""
-
-    tokens: bytes
-    response: bytes
-    weight_version: int
 
 
 @dataclass(slots=True)
@@ -129,7 +65,7 @@ class Judge:
 
     def asked(self, body: bytes, messages: Messages) -> None:
         """Note what a harness sends, before it does."""
-        self.bodies[hashlib.sha256(body).digest()] = list(messages)
+        self.bodies[digest_body(body, Dialect.CHAT)] = list(messages)
 
     def generated(self, request: EngineRequest, result: EngineResult) -> None:
         """Note what the engine sampled."""

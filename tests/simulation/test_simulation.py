@@ -54,7 +54,6 @@ def test_nothing_is_violated_and_all_ends_once_it_heals() -> None:
     assert found["judged"]["trained rows"] > 0
     assert found["judged"]["commits_lost"] > 0 < found["judged"]["commits_kept"]
     assert found["finish_s_max"] <= 60
-    assert found["cpu_s"] <= 60 * DEPTH
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from callforest.capture.v1 import item_pb2
 from callforest.error.v1 import error_reason_pb2 as er
+from callforest_client.deadlines import DeadlineTimer
 from callforest_client.errors import (
     CallforestError,
     RefusedError,
@@ -33,11 +36,13 @@ from callforest_client.frames import (
     FrameAssembler,
     frames_of,
 )
+from callforest_client.gathering import Gathering
+from callforest_client.places import Places
 from callforest_client.stream_breaks import broken, late, why_ended
 from callforest_client.stream_spec import (
     ItemCall,
-    ItemLike,
     PayloadT,
+    RequestLike,
     ResultLike,
     ResultT,
     StreamSpec,
@@ -51,16 +56,9 @@ STREAM_S = 3600.0
 RENEW_S = 1800.0
 """A stream of this age takes nothing new; once it has answered what it took, another is opened."""
 _ITEM_OVERHEAD_BYTES = 256
+_CANCEL_FIELD = "cancel"
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
-_CROWD = 4
-"""Callers at work from which waiting for more of them pays; below it nothing ever waits."""
-_CROWD_FULL = 16
-"""Callers at work from which the whole linger is waited."""
-_CROWD_KEPT_S = 0.1
-"""How long a crowd counts after it was seen."""
-_GATHERED_MAX = 32
-"""Items that are never kept waiting: their message's cost is shared well enough."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,11 +66,23 @@ class _Pending(Generic[PayloadT, ResultT]):
     sequence: int
     payload: PayloadT
     tenant: str
+    timeout_s: float
     deadline: float
     traceparent: str
+    repeatable: bool
     future: asyncio.Future[ResultT]
     sent: bool = False
     late: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Queued(Generic[PayloadT, ResultT]):
+    """An item to send: the arm of its body, what that holds, and about what it takes on the way."""
+
+    pending: _Pending[PayloadT, ResultT]
+    arm: str
+    body: Message
+    size: int
 
 
 class ItemStream(Generic[PayloadT, ResultT]):
@@ -82,8 +92,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
         spec: the stream's messages.
         connect: opens the RPC, a stub's method; called again after a break.
         unanswered_max: callers beyond this many wait for a place.
-        linger_s: how long to gather items at most, once several callers are at work; 0 never
-            waits.
+        linger_s: how long to gather items at most, with many callers at work (fewer wait for
+            less, and a few never); 0 never waits.
         renew_s: age from which a stream takes nothing new and another is opened.
     """
 
@@ -93,21 +103,20 @@ class ItemStream(Generic[PayloadT, ResultT]):
         connect: Callable[..., object],
         *,
         unanswered_max: int = 1024,
-        linger_s: float = 0.005,
+        linger_s: float = 0.02,
         renew_s: float = RENEW_S,
     ) -> None:
         self._spec = spec
         self._connect = connect
-        self._linger_s = linger_s
         self._renew_s = renew_s
-        self._places = asyncio.Semaphore(unanswered_max)
+        self._places = Places(unanswered_max)
+        self._deadlines = DeadlineTimer(self._expire)
         self._unanswered: dict[int, _Pending[PayloadT, ResultT]] = {}
-        self._queue: deque[tuple[ItemLike, int]] = deque()
+        self._queue: deque[_Queued[PayloadT, ResultT]] = deque()
         self._wake = asyncio.Event()
         self._retired = asyncio.Event()
         self._enough = 1
-        self._crowd = 0
-        self._crowd_until = 0.0
+        self._gathering = Gathering(linger_s)
         self._sequence = 0
         self._answer_count = 0
         self._closed = False
@@ -116,7 +125,13 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self.item_count = 0
 
     async def send(
-        self, payload: PayloadT, *, tenant: str, timeout_s: float, traceparent: str = ""
+        self,
+        payload: PayloadT,
+        *,
+        tenant: str,
+        timeout_s: float,
+        traceparent: str = "",
+        repeatable: bool | None = None,
     ) -> ResultT:
         """Send one payload and await its answer.
 
@@ -125,6 +140,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
             tenant: owns what the item touches.
             timeout_s: how long the answer may take, repeats included.
             traceparent: the caller's W3C trace context, or "".
+            repeatable: whether it may be sent again when the stream broke, instead of what the
+                stream says of its items.
 
         Raises:
             RefusedError: the service refused it.
@@ -133,57 +150,47 @@ class ItemStream(Generic[PayloadT, ResultT]):
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        try:
-            if self._places.locked():
-                async with asyncio.timeout_at(deadline):
-                    await self._places.acquire()
-            else:
-                await self._places.acquire()
+        if not self._places.take():
             try:
-                pending = self._enqueue(loop, payload, tenant, deadline, traceparent)
-                # A timer costs a tenth of a timeout, which also looks after its task.
-                timer = loop.call_at(deadline, _expire, pending)
-                try:
-                    return await pending.future
-                finally:
-                    timer.cancel()
-                    self._retire(pending)
+                await self._places.wait(deadline)
+            except TimeoutError:
+                raise late(self._spec.name, timeout_s) from None
+        try:
+            if self._closed:
+                raise broken(self._spec.name, "closed")
+            self._sequence += 1
+            again = self._spec.repeatable if repeatable is None else repeatable
+            future: asyncio.Future[ResultT] = loop.create_future()
+            pending = _Pending(
+                self._sequence, payload, tenant, timeout_s, deadline, traceparent, again, future
+            )
+            self._enqueue(pending)
+            try:
+                return await pending.future
             finally:
-                self._places.release()
-        except TimeoutError:
-            raise late(self._spec.name, timeout_s) from None
+                self._retire(pending)
+        finally:
+            self._places.give_back()
 
     async def close(self) -> None:
         """End the stream; callers that still wait get UnavailableError."""
         self._closed = True
         self._wake.set()
+        self._deadlines.cancel()
         if self._runner is not None:
             self._runner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._runner
         self._fail_all(broken(self._spec.name, "closed"))
 
-    def _enqueue(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        payload: PayloadT,
-        tenant: str,
-        deadline: float,
-        traceparent: str,
-    ) -> _Pending[PayloadT, ResultT]:
-        if self._closed:
-            raise broken(self._spec.name, "closed")
-        self._sequence += 1
-        pending = _Pending(
-            self._sequence, payload, tenant, deadline, traceparent, loop.create_future()
-        )
+    def _enqueue(self, pending: _Pending[PayloadT, ResultT]) -> None:
+        self._queue_items(pending)
         self._unanswered[pending.sequence] = pending
-        self._queue.extend(self._items(pending, loop.time()))
+        self._deadlines.watch(pending.deadline)
         if len(self._queue) >= self._enough:
             self._wake.set()
         if self._runner is None or self._runner.done():
-            self._runner = loop.create_task(self._run())
-        return pending
+            self._runner = asyncio.get_running_loop().create_task(self._run())
 
     def _retire(self, pending: _Pending[PayloadT, ResultT]) -> None:
         """Forget an item; tell the server if nobody waits for its answer any more."""
@@ -194,44 +201,43 @@ class ItemStream(Generic[PayloadT, ResultT]):
         if answered:
             future.exception()  # a caller that was cancelled at the same time never looks at it
         if pending.sent and (pending.late or not answered) and not self._closed:
-            context = self._context(pending, asyncio.get_running_loop().time())
-            cancel = self._spec.item(context=context, cancel=item_pb2.ItemCancel())
-            self._queue.append((cancel, _ITEM_OVERHEAD_BYTES))
+            cancel = item_pb2.ItemCancel()
+            self._queue.append(_Queued(pending, _CANCEL_FIELD, cancel, _ITEM_OVERHEAD_BYTES))
             self._wake.set()
 
-    def _context(self, pending: _Pending[PayloadT, ResultT], now: float) -> item_pb2.ItemContext:
-        return item_pb2.ItemContext(
-            sequence=pending.sequence,
-            tenant=pending.tenant,
-            timeout_ms=max(1, int((pending.deadline - now) * 1000)),
-            traceparent=pending.traceparent,
-        )
+    def _expire(self, now: float) -> float:
+        """Fail the items whose time is up; give the earliest deadline that is left."""
+        for pending in self._unanswered.values():
+            if pending.deadline <= now and not pending.future.done():
+                pending.late = True
+                pending.future.set_exception(late(self._spec.name, pending.timeout_s))
+        left = (one.deadline for one in self._unanswered.values() if not one.future.done())
+        return min(left, default=math.inf)
 
-    def _items(
-        self, pending: _Pending[PayloadT, ResultT], now: float
-    ) -> Iterator[tuple[ItemLike, int]]:
-        """Give the items of a payload, each with about what it takes in a message."""
-        context = self._context(pending, now)
-        size = pending.payload.ByteSize()  # serializes: asked once
+    def _queue_items(self, pending: _Pending[PayloadT, ResultT]) -> None:
+        """Queue a payload, whole or in frames.
+
+        Raises:
+            RefusedError: MESSAGE_TOO_LARGE.
+        """
+        payload = pending.payload
+        size = payload.ByteSize()  # serializes: asked once
         if size <= FRAME_BYTES:
-            item = self._spec.item(context=context, **{self._spec.payload_field: pending.payload})
-            yield item, size + _ITEM_OVERHEAD_BYTES
+            size += _ITEM_OVERHEAD_BYTES
+            self._queue.append(_Queued(pending, self._spec.payload_field, payload, size))
             return
-        serialized = pending.payload.SerializeToString()
+        serialized = payload.SerializeToString()
         if len(serialized) > PAYLOAD_BYTES:
-            raise error_of(
-                status_of(
-                    Refusal(
-                        er.ERROR_REASON_MESSAGE_TOO_LARGE,
-                        "the payload is larger than any that is accepted",
-                        size_bytes=len(serialized),
-                        limit_bytes=PAYLOAD_BYTES,
-                    )
-                )
+            refusal = Refusal(
+                er.ERROR_REASON_MESSAGE_TOO_LARGE,
+                "the payload is larger than any that is accepted",
+                size_bytes=len(serialized),
+                limit_bytes=PAYLOAD_BYTES,
             )
+            raise error_of(status_of(refusal))
         for frame in frames_of(serialized):
-            item = self._spec.item(context=context, **{FRAME_FIELDS[type(frame)]: frame})
-            yield item, frame.ByteSize() + _ITEM_OVERHEAD_BYTES
+            size = frame.ByteSize() + _ITEM_OVERHEAD_BYTES
+            self._queue.append(_Queued(pending, FRAME_FIELDS[type(frame)], frame, size))
 
     async def _run(self) -> None:
         """Keep a stream open while there is something to send or to await."""
@@ -272,14 +278,14 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 await self._answered()
                 return
             await self._gather()
-            batch = self._next_batch()
-            if not batch:
+            request = self._next_request(loop.time())
+            if not request.items:
                 self._wake.clear()
                 continue
             self.message_count += 1
-            self.item_count += len(batch)
+            self.item_count += len(request.items)
             try:
-                await call.write(self._spec.request(items=batch))
+                await call.write(request)
             except grpc.aio.AioRpcError as error:
                 raise why_ended(self._spec.name, error) from None
             except asyncio.InvalidStateError:
@@ -292,45 +298,46 @@ class ItemStream(Generic[PayloadT, ResultT]):
             await self._retired.wait()
 
     async def _gather(self) -> None:
-        """Let more items come while several callers are at work.
-
-        A message costs as much as ten items. How many callers were at work lately says whether
-        more are to be expected: those that a message answers come back together.
-        """
+        """Let more items come while several callers are at work."""
         loop = asyncio.get_running_loop()
-        present = len(self._unanswered)
-        if present >= self._crowd or loop.time() > self._crowd_until:
-            self._crowd, self._crowd_until = present, loop.time() + _CROWD_KEPT_S
-        enough = min(_GATHERED_MAX, self._crowd // 2)
-        if self._crowd < _CROWD or not self._linger_s or len(self._queue) >= enough:
+        self._gathering.see(len(self._unanswered), loop.time())
+        if len(self._queue) >= self._gathering.enough:
             return
-        linger_s = self._linger_s * min(1.0, self._crowd / _CROWD_FULL)
-        self._enough = enough
+        self._enough = self._gathering.enough
         self._wake.clear()
-        timer = loop.call_later(linger_s, self._wake.set)
+        timer = loop.call_later(self._gathering.linger_s, self._wake.set)
         try:
             await self._wake.wait()
         finally:
             timer.cancel()
             self._enough = 1
 
-    def _next_batch(self) -> list[ItemLike]:
-        batch: list[ItemLike] = []
-        total = 0
-        while self._queue and len(batch) < MESSAGE_ITEMS:
-            item, size = self._queue[0]
-            pending = self._unanswered.get(item.context.sequence)
-            if pending is None and item.WhichOneof("body") != "cancel":
+    def _next_request(self, now: float) -> RequestLike:
+        """Make the next message of what is queued; it has no items when nothing is."""
+        request = self._spec.request()
+        total = count = 0
+        while self._queue and count < MESSAGE_ITEMS:
+            queued = self._queue[0]
+            pending = queued.pending
+            waited_for = pending.sequence in self._unanswered
+            if not waited_for and queued.arm != _CANCEL_FIELD:
                 self._queue.popleft()  # nobody waits for it any more: it must not begin now
                 continue
-            total += size
-            if batch and total > MESSAGE_BYTES:
+            total += queued.size
+            if count and total > MESSAGE_BYTES:
                 break
             self._queue.popleft()
-            batch.append(item)
-            if pending is not None:
+            context = {
+                "sequence": pending.sequence,
+                "tenant": pending.tenant,
+                "timeout_ms": max(1, int((pending.deadline - now) * 1000)),
+                "traceparent": pending.traceparent,
+            }
+            request.items.add(context=context, **{queued.arm: queued.body})
+            count += 1
+            if waited_for:
                 pending.sent = True
-        return batch
+        return request
 
     async def _read(self, call: ItemCall) -> None:
         assembler = FrameAssembler(payloads_max=1024)
@@ -373,16 +380,15 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self._queue.clear()
         failure = error or broken(self._spec.name, "ended")
         fatal = isinstance(failure, RefusedError) and failure.retry_after_ms is None
-        now = asyncio.get_running_loop().time()
         for pending in list(self._unanswered.values()):
             if pending.future.done():
                 continue
-            if fatal or (pending.sent and not self._spec.repeatable):
+            if fatal or (pending.sent and not pending.repeatable):
                 pending.future.set_exception(failure)
                 self._unanswered.pop(pending.sequence, None)
             else:
                 pending.sent = False
-                self._queue.extend(self._items(pending, now))
+                self._queue_items(pending)
         if self._queue:
             self._wake.set()
 
@@ -391,9 +397,3 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if not pending.future.done():
                 pending.future.set_exception(error)
         self._unanswered.clear()
-
-
-def _expire(pending: _Pending[PayloadT, ResultT]) -> None:
-    if not pending.future.done():
-        pending.late = True
-        pending.future.set_exception(TimeoutError())

@@ -47,6 +47,8 @@ class Outcome:
         result: the harness's ordinary result as JSON bytes, or b""; what forest mode selects from.
         selection: the calls that train, of forest mode, instead of having a policy choose them.
         environment_masked: the environment keeps the rollout from training.
+        mask_refused_selection: evidence that cannot be taken masks the rollout, instead of being
+            refused, so that its siblings train.
     """
 
     reward: float
@@ -55,6 +57,7 @@ class Outcome:
     result: bytes = field(default=b"", repr=False)
     selection: selection_pb2.Selection | None = None
     environment_masked: bool = False
+    mask_refused_selection: bool = False
 
 
 class RolloutOwner:
@@ -106,7 +109,13 @@ class RolloutOwner:
         return OpenRollout(rollout_id, attempt, base_url)
 
     async def finish(
-        self, rollout: OpenRollout, outcome: Outcome, *, group_id: str, slot: int
+        self,
+        rollout: OpenRollout,
+        outcome: Outcome,
+        *,
+        group_id: str,
+        slot: int,
+        settle_wait_s: float | None = None,
     ) -> receipt_pb2.Receipt:
         """Close, settle, seal and finalize a rollout; give its receipt.
 
@@ -117,10 +126,12 @@ class RolloutOwner:
             outcome: how it ended.
             group_id: names its group.
             slot: its place in the group, from 0.
+            settle_wait_s: how long its calls may take to settle; None for the owner's own limit.
         """
         key = rollout.capture_key
         await self._admission.close_attempt(key)
-        await self._ledger.await_settled(key, wait_s=self._settle_wait_s)
+        wait_s = self._settle_wait_s if settle_wait_s is None else settle_wait_s
+        await self._ledger.await_settled(key, wait_s=wait_s)
         sealed = await self._ledger.seal(key)
         request = pb.FinalizeRolloutRequest(
             group_id=group_id,
@@ -135,6 +146,7 @@ class RolloutOwner:
             result=outcome.result,
             selection=outcome.selection,
             environment_masked=outcome.environment_masked,
+            mask_refused_selection=outcome.mask_refused_selection,
         )
         return await self._finalizer.finalize_rollout(request)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -65,11 +65,30 @@ class ResultLike(Protocol):
         ...
 
 
+PartT_co = TypeVar("PartT_co", covariant=True)
+
+
+class Growing(Protocol[PartT_co]):
+    """A list of messages within another; what is added is made in place, and so copied once."""
+
+    def add(self, **fields: object) -> PartT_co:
+        """Make another message at the end."""
+        ...
+
+    def __len__(self) -> int:
+        """Give how many there are."""
+        ...
+
+    def __iter__(self) -> Iterator[PartT_co]:
+        """Give them in order."""
+        ...
+
+
 class RequestLike(Protocol):
     """What every request message of an item stream has."""
 
     @property
-    def items(self) -> Sequence[ItemLike]:
+    def items(self) -> Growing[ItemLike]:
         """The items."""
         ...
 
@@ -78,7 +97,7 @@ class ResponseLike(Protocol):
     """What every response message of an item stream has."""
 
     @property
-    def results(self) -> Sequence[ResultLike]:
+    def results(self) -> Growing[ResultLike]:
         """The results."""
         ...
 

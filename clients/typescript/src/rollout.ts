@@ -7,6 +7,7 @@
 
 import { randomUUID } from "node:crypto";
 
+import type { MessageInitShape } from "@bufbuild/protobuf";
 import { type Client, createClient, type Transport } from "@connectrpc/connect";
 
 import { modeMismatch, peerUnavailable } from "./errors.js";
@@ -18,6 +19,7 @@ import {
   type FinalizeGroupResponse,
   LedgerService,
   type Receipt,
+  type SelectionSchema,
 } from "./stubs.js";
 import { callUnary } from "./unary.js";
 
@@ -67,6 +69,14 @@ export interface RolloutOutcome {
   readonly declaredResponseId?: string;
   /** The scored response as JSON bytes. */
   readonly scoredResponse?: Uint8Array;
+  /** The harness's ordinary result as JSON bytes, from which forest mode selects. */
+  readonly result?: Uint8Array;
+  /** The calls that train, of forest mode, instead of having a policy choose them. */
+  readonly selection?: MessageInitShape<typeof SelectionSchema>;
+  /** The environment keeps the rollout from training. */
+  readonly environmentMasked?: boolean;
+  /** Evidence that cannot be taken masks the rollout, so that its siblings train. */
+  readonly maskRefusedSelection?: boolean;
 }
 
 /** A rollout's place. */

@@ -9,6 +9,7 @@ export * from "../../../generated/typescript/callforest/capture/v1/capture_admis
 export * from "../../../generated/typescript/callforest/capture/v1/frame_pb.js";
 export * from "../../../generated/typescript/callforest/capture/v1/item_pb.js";
 export * from "../../../generated/typescript/callforest/capture/v1/receipt_pb.js";
+export * from "../../../generated/typescript/callforest/capture/v1/selection_pb.js";
 export * from "../../../generated/typescript/callforest/error/v1/error_reason_pb.js";
 export * from "../../../generated/typescript/callforest/finalizer/v1/finalizer_service_pb.js";
 export * from "../../../generated/typescript/callforest/gateway/v1/gateway_service_pb.js";

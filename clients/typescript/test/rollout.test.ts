@@ -10,7 +10,12 @@ import {
   RolloutOwner,
   UnavailableError,
 } from "../src/index.js";
-import { AdmissionService, FinalizerService, LedgerService } from "../src/stubs.js";
+import {
+  AdmissionService,
+  type FinalizeRolloutRequest,
+  FinalizerService,
+  LedgerService,
+} from "../src/stubs.js";
 import { FakeServer } from "./fakeServer.js";
 
 interface FakeMesh {
@@ -120,6 +125,24 @@ describe("a rollout's owner", () => {
       ...outcome,
     });
     assert.deepEqual(scoredResponse, new Uint8Array());
+  });
+
+  it("hands on what the harness says of its calls", async () => {
+    const { owner, calls } = await mesh();
+    const rollout = await owner.open("r1", { mode: CaptureMode.FOREST });
+    const outcome = {
+      reward: 1,
+      result: new TextEncoder().encode("{}"),
+      selection: { callIds: ["a", "b"], terminalCallId: "b" },
+      environmentMasked: true,
+      maskRefusedSelection: true,
+    };
+    await owner.finish(rollout, outcome, { groupId: "g", slot: 0 });
+    const asked = calls[4]?.[1] as FinalizeRolloutRequest;
+    assert.deepEqual(asked.result, outcome.result);
+    assert.deepEqual(asked.selection?.callIds, ["a", "b"]);
+    assert.equal(asked.selection?.terminalCallId, "b");
+    assert.deepEqual([asked.environmentMasked, asked.maskRefusedSelection], [true, true]);
   });
 
   it("publishes a group, or gives it up with a reason", async () => {

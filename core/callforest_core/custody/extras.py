@@ -24,6 +24,7 @@ MAX_DEPTH: Final = 256
 
 EMPTY_EXTRAS: Final = b"N"
 _DOMAIN: Final = b"nemo-gym-staging-extras-v1" + bytes([EXTRAS_DIGEST_VERSION])
+_CONTAINERS: Final = frozenset({list, dict})
 _U64: Final = struct.Struct(">Q")
 _I64: Final = struct.Struct(">q")
 _F64: Final = struct.Struct(">d")
@@ -58,30 +59,35 @@ def encode_extras(value: Mapping[str, ExtrasValue] | None) -> bytes:
 
 def _encode(value: object, parts: list[bytes], depth: int) -> None:
     kind = type(value)
-    if value is None:
-        parts.append(b"N")
-    elif kind is list or kind is dict:
-        if depth == MAX_DEPTH:
-            raise ExtrasError(f"deeper than {MAX_DEPTH}")
-        if isinstance(value, list):
-            parts.append(b"L" + _U64.pack(len(value)))
-            for element in value:
-                _encode(element, parts, depth + 1)
-        elif isinstance(value, dict):
-            _encode_map(value, parts, depth)
-    else:
+    if kind is not list and kind is not dict:
         parts.append(_encode_scalar(value))
+        return
+    if depth == MAX_DEPTH:
+        raise ExtrasError(f"deeper than {MAX_DEPTH}")
+    if isinstance(value, list):
+        parts.append(b"L" + _U64.pack(len(value)))
+        for element in value:
+            _encode(element, parts, depth + 1)
+    elif isinstance(value, dict):
+        _encode_map(value, parts, depth)
 
 
 def _encode_map(value: dict[object, object], parts: list[bytes], depth: int) -> None:
     parts.append(b"D" + _U64.pack(len(value)))
-    keyed = sorted((_text(key), key) for key in value)
+    keyed = [(_text(key), key) for key in value]
+    keyed.sort()
     for encoded_key, key in keyed:
         parts.append(_U64.pack(len(encoded_key)) + encoded_key)
-        _encode(value[key], parts, depth + 1)
+        inner = value[key]
+        if type(inner) in _CONTAINERS:
+            _encode(inner, parts, depth + 1)
+        else:
+            parts.append(_encode_scalar(inner))
 
 
 def _encode_scalar(value: object) -> bytes:
+    if value is None:
+        return b"N"
     if isinstance(value, bool):
         return b"B\x01" if value else b"B\x00"
     if type(value) is int:

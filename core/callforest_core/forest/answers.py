@@ -8,27 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import groupby, permutations
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 from callforest_core.custody.call import CallRecord
+from callforest_core.forest.cuts import one_cut
 from callforest_core.forest.history import Account, Passage, Reference, ShownItem
 from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
 from callforest_core.lineage.native_ids import call_ids_in
-from callforest_core.lineage.source import EMPTY_HISTORY
+from callforest_core.lineage.source import EMPTY_HISTORY, SOURCE_VERSION, SourceHistory
 
 _PERMUTED_MOST: Final = 6
 """Most items of an answer whose other orders are tried, to name what is wrong with it."""
 
-_Key: TypeAlias = tuple[int, bytes]
+_SUMMARISED: Final[Mapping[int, SourceHistory]] = {SOURCE_VERSION: EMPTY_HISTORY}
+"""The versions of the rules for atoms that can be summarised, by where a summary begins."""
+
+_Key: TypeAlias = tuple[int, int, bytes]
+"""(normalization version, atoms, digest)"""
 _Calls: TypeAlias = frozenset[str]
 
 
 class Shown(NamedTuple):
-    """One whole answer of a history: the calls that it may be."""
+    """One whole answer of a history: the calls that it may be; none for one of a lost call."""
 
-    key: _Key
     candidates: _Calls
+
+
+_LOST: Final = Shown(frozenset())
 
 
 class CapturedAnswers:
@@ -36,24 +43,39 @@ class CapturedAnswers:
 
     Args:
         records: of the attempt.
+        lost: calls of it that have no record; at most as many answers may be shown that no record
+            has.
     """
 
-    def __init__(self, records: Sequence[CallRecord]) -> None:
+    def __init__(self, records: Sequence[CallRecord], lost: frozenset[str] = frozenset()) -> None:
+        self.lost = lost
         self.records: Mapping[str, CallRecord] = {record.call_id: record for record in records}
         outputs: dict[_Key, set[str]] = {}
         names: dict[str, set[str]] = {}
         for record in records:
             names.setdefault(record.response_id, set()).add(record.call_id)
             if record.output is not None:
-                key = (record.output.atom_count, record.output.digest)
+                said = record.output
+                key = (said.normalization_version, said.atom_count, said.digest)
                 outputs.setdefault(key, set()).add(record.call_id)
         self._by_output = {key: frozenset(calls) for key, calls in outputs.items()}
         self._by_response = {name: frozenset(calls) for name, calls in names.items()}
-        self._longest = max((key[0] for key in outputs), default=0)
+        self._longest = max((key[1] for key in outputs), default=0)
+        self._versions = sorted({key[0] for key in outputs})
 
-    def saying(self, key: _Key) -> _Calls:
-        """Give the calls with this output summary."""
-        return self._by_output.get(key, frozenset())
+    def check_versions(self) -> None:
+        """Refuse to compare what is shown with answers that were summarised by unknown rules.
+
+        Raises:
+            SelectionRefusedError: `normalization_unsupported`.
+        """
+        unknown = [version for version in self._versions if version not in _SUMMARISED]
+        if unknown:
+            detail = f"answers were summarised by the rules of version {unknown[0]}"
+            calls = [calls for key, calls in self._by_output.items() if key[0] in unknown]
+            raise SelectionRefusedError(
+                SelectionFault.NORMALIZATION_UNSUPPORTED, detail, sorted(frozenset().union(*calls))
+            )
 
     def called(self, name: str) -> _Calls:
         """Give the calls that a native id may name; none for one that we did not give."""
@@ -65,9 +87,18 @@ class CapturedAnswers:
         named = [self.called(name) | ({name} & self.records.keys()) for name in reference.names]
         return frozenset.intersection(*named)
 
-    def candidates(self, key: _Key, items: Iterable[ShownItem]) -> _Calls:
-        """Give the calls that said this and that no native id of the items speaks against."""
-        found = self.saying(key)
+    def names_lost(self, reference: Reference) -> bool:
+        """Say whether a reference names a call that has no record."""
+        named = call_ids_in(reference.names) | frozenset(reference.names)
+        return bool(named & self.lost)
+
+    def shows_lost(self, item: ShownItem) -> bool:
+        """Say whether an item carries the native id of a call that has no record."""
+        return bool(call_ids_in(item.native_ids) & self.lost)
+
+    def candidates(self, said: _Calls, items: Iterable[ShownItem]) -> _Calls:
+        """Give those of the calls that said this that no native id of the items speaks against."""
+        found = said
         for item in items:
             for native_id in item.native_ids:
                 named = self.called(native_id)
@@ -75,14 +106,29 @@ class CapturedAnswers:
                     found &= named
         return found
 
-    def prefixes(self, items: Sequence[ShownItem]) -> Iterator[tuple[int, _Key]]:
-        """Give the summaries of the first items, one more each time, as far as any answer goes."""
-        history = EMPTY_HISTORY
+    def prefixes(self, items: Sequence[ShownItem]) -> Iterator[tuple[int, _Calls]]:
+        """Give the calls that said the first items, one more each time, as far as any answer goes.
+
+        The items are summarised by the rules of each version that an answer was summarised by.
+
+        Raises:
+            SelectionRefusedError: `normalization_unsupported`.
+        """
+        self.check_versions()
+        histories = {version: _SUMMARISED[version] for version in self._versions}
         for count, shown in enumerate(items, 1):
-            history = history.extended([shown.item])
-            if history.atom_count > self._longest:
+            histories = {
+                version: longer
+                for version, history in histories.items()
+                if (longer := history.extended([shown.item])).atom_count <= self._longest
+            }
+            if not histories:
                 return
-            yield count, (history.atom_count, history.source_digest)
+            said = [
+                self._by_output.get((version, one.atom_count, one.source_digest), frozenset())
+                for version, one in histories.items()
+            ]
+            yield count, frozenset().union(*said)
 
 
 def read_account(captured: CapturedAnswers, account: Account, among: _Calls | None) -> list[Shown]:
@@ -119,7 +165,11 @@ def read_passage(
     for number, run in enumerate(passage.runs):
         behind = [item for later in passage.runs[number + 1 :] for item in later]
         behind += [item for later in following for item in later.items]
-        shown += _cut(captured, run, among, behind)
+        if not captured.lost:
+            shown += _cut(captured, run, among, behind)
+            continue
+        for is_lost, items in groupby(run, captured.shows_lost):
+            shown += [_LOST] if is_lost else _cut_or_lost(captured, [*items], among, behind)
     named = captured.called(passage.response_id) if shown else frozenset()
     if not named:
         return shown
@@ -143,6 +193,21 @@ def _read_again(captured: CapturedAnswers, passage: Passage, among: _Calls | Non
     return [one for one in shown[-1:] if one.candidates <= named]
 
 
+def _cut_or_lost(
+    captured: CapturedAnswers,
+    run: Sequence[ShownItem],
+    among: _Calls | None,
+    behind: Sequence[ShownItem],
+) -> list[Shown]:
+    """Cut a run as `_cut` does, or take it for the answer of a lost call if nobody else said it."""
+    try:
+        return _cut(captured, run, among, behind)
+    except SelectionRefusedError as error:
+        if error.fault is not SelectionFault.ANSWER_NOT_CAPTURED or error.call_ids:
+            raise
+        return [_LOST]
+
+
 def _cut(
     captured: CapturedAnswers,
     run: Sequence[ShownItem],
@@ -150,43 +215,32 @@ def _cut(
     behind: Sequence[ShownItem],
 ) -> list[Shown]:
     """Cut a run into whole answers, in the one way in which that can be done."""
-    answers: dict[int, list[tuple[int, Shown]]] = {}
+    answers: dict[int, list[tuple[int, _Calls]]] = {}
     waiting = [0]
     while waiting:
         start = waiting.pop()
         if start == len(run) or start in answers:
             continue
         answers[start] = []
-        for count, key in captured.prefixes(run[start:]):
-            found = captured.candidates(key, run[start : start + count])
+        for count, said in captured.prefixes(run[start:]):
+            found = captured.candidates(said, run[start : start + count])
             if among is not None:
                 found &= among
             if found:
-                answers[start].append((start + count, Shown(key, found)))
+                answers[start].append((start + count, found))
                 waiting.append(start + count)
-    ways = {len(run): 1}
-    for start in sorted(answers, reverse=True):
-        ways[start] = min(2, sum(ways[end] for end, _ in answers[start]))
-    if ways[0] > 1:
-        raise SelectionRefusedError(
-            SelectionFault.ANSWER_AMBIGUOUS, "items can be cut into answers in several ways"
-        )
-    if ways[0] == 0:
+    cut = one_cut(answers, len(run), captured.records)
+    if cut is None:
         _refuse_run(captured, run[max(answers) :], behind)
-    shown: list[Shown] = []
-    at = 0
-    while at < len(run):
-        at, one = next(step for step in answers[at] if ways[step[0]])
-        shown.append(one)
-    return shown
+    return [Shown(calls) for _, calls in cut]
 
 
 def _refuse_run(
     captured: CapturedAnswers, items: Sequence[ShownItem], behind: Sequence[ShownItem]
 ) -> NoReturn:
     """Name what is wrong with items that begin with no whole answer."""
-    for count, key in captured.prefixes([*items, *behind]):
-        if said := captured.saying(key):
+    for count, said in captured.prefixes([*items, *behind]):
+        if said:
             if count > len(items):
                 detail = "something stands between the items of an answer"
                 raise SelectionRefusedError(SelectionFault.ANSWER_SPLIT, detail, said)
@@ -195,7 +249,7 @@ def _refuse_run(
     for count in range(2, min(_PERMUTED_MOST, len(items)) + 1):
         for order in permutations(items[:count]):
             tried = list(captured.prefixes(order))
-            if len(tried) == count and (said := captured.saying(tried[-1][1])):
+            if len(tried) == count and (said := tried[-1][1]):
                 detail = "the items of an answer stand in another order"
                 raise SelectionRefusedError(SelectionFault.ANSWER_REORDERED, detail, said)
     named = frozenset(

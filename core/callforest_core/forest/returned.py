@@ -24,13 +24,21 @@ class Returned:
     last_call_id: str | None
 
 
-def returned_calls(records: Sequence[CallRecord], history: ReturnedHistory) -> Returned:
+def returned_calls(
+    records: Sequence[CallRecord], history: ReturnedHistory, lost: frozenset[str] = frozenset()
+) -> Returned:
     """Say which calls a history shows.
+
+    Args:
+        records: of the attempt.
+        history: what its harness returned.
+        lost: calls that have no record, whose answers may be shown all the same; empty unless
+            what is verified of an incomplete attempt is to train (FIN-8).
 
     Raises:
         SelectionRefusedError: its evidence is missing, contradictory, duplicated or ambiguous.
     """
-    captured = CapturedAnswers(records)
+    captured = CapturedAnswers(records, lost)
     references = None if history.references is None else _referred(captured, history.references)
     told = [_told(captured, account, references) for account in history.accounts]
     if any(other != told[0] for other in told):
@@ -46,6 +54,8 @@ def returned_calls(records: Sequence[CallRecord], history: ReturnedHistory) -> R
 def _referred(captured: CapturedAnswers, references: Sequence[Reference]) -> tuple[str, ...]:
     call_ids: list[str] = []
     for reference in references:
+        if captured.names_lost(reference):
+            continue
         named = captured.referred(reference)
         if len(named) != 1:
             detail = f"{'/'.join(reference.names)} names {len(named)} calls of the attempt"
@@ -62,9 +72,9 @@ def _told(
 ) -> tuple[str, ...]:
     """Say which calls one account shows, with the references as a second witness."""
     if references is None:
-        return _resolve(captured, read_account(captured, account, None), account)
+        return _resolve(captured, _captured(captured, account, None), account)
     try:
-        shown = read_account(captured, account, frozenset(references))
+        shown = _captured(captured, account, frozenset(references))
     except SelectionRefusedError:
         read_account(captured, account, None)  # what is wrong with the account alone is said first
         raise _contradiction(f"{account.name} shows answers that no reference names") from None
@@ -79,10 +89,25 @@ def _told(
     return references
 
 
+def _captured(
+    captured: CapturedAnswers, account: Account, among: frozenset[str] | None
+) -> list[Shown]:
+    """Give the answers of an account without those of lost calls, of which there are not more."""
+    shown = read_account(captured, account, among)
+    known = [one for one in shown if one.candidates]
+    if len(shown) - len(known) > len(captured.lost):
+        detail = "more answers are shown that no call gave than calls were lost"
+        raise SelectionRefusedError(SelectionFault.ANSWER_NOT_CAPTURED, detail)
+    return known
+
+
 def _resolve(
     captured: CapturedAnswers, shown: Sequence[Shown], account: Account
 ) -> tuple[str, ...]:
     """Give each answer its call.
+
+    Equal answers that are all shown are all selected; which of them is which makes no difference
+    but for their order, and they stand as they were committed.
 
     Raises:
         SelectionRefusedError: `answer_duplicated` or `answer_ambiguous`.
@@ -101,9 +126,8 @@ def _resolve(
                 raise SelectionRefusedError(
                     SelectionFault.ANSWER_DUPLICATED, detail, calls_at_fault
                 )
-            line = _line(captured.records, free) if len(free) == len(places) else None
-            if line is not None and not again:
-                told.update(zip(places, line, strict=True))
+            if len(free) == len(places) and not again:
+                told.update(zip(places, _in_commit_order(captured.records, free), strict=True))
         if not told:
             detail = "several calls gave this answer, and no id tells which"
             raise SelectionRefusedError(
@@ -135,18 +159,21 @@ def _named(shown: Sequence[Shown], account: Account) -> tuple[list[Shown], dict[
     return kept, calls, len(kept) < len(shown)
 
 
-def _line(records: Mapping[str, CallRecord], calls: frozenset[str]) -> tuple[str, ...] | None:
-    """Order calls each of which is an ancestor of the next; None when they are not."""
-    endpoint = max(sorted(calls), key=lambda call_id: records[call_id].cum_len)
-    line: list[str] = []
-    cursor: str | None = endpoint
-    for _ in range(len(records)):
-        if cursor is None or cursor not in records:
-            break
-        if cursor in calls:
+def _in_commit_order(records: Mapping[str, CallRecord], calls: frozenset[str]) -> list[str]:
+    """Order calls as they were committed, each behind those of them that it continues."""
+    ordered: list[str] = []
+    seen: set[str] = set()
+    for call_id in records:
+        if call_id not in calls:
+            continue
+        line: list[str] = []
+        cursor: str | None = call_id
+        while cursor is not None and cursor in records and cursor not in seen:
+            seen.add(cursor)
             line.append(cursor)
-        cursor = records[cursor].parent_call_id
-    return tuple(reversed(line)) if len(line) == len(calls) else None
+            cursor = records[cursor].parent_call_id
+        ordered += [one for one in reversed(line) if one in calls]
+    return ordered
 
 
 def _check_order(captured: CapturedAnswers, call_ids: Sequence[str]) -> None:
@@ -166,6 +193,9 @@ def _last(
     response = history.response
     if response is None or not response.runs:
         return None
+    if captured.lost and not read_passage(captured, response, None)[-1].candidates:
+        detail = "the scored answer is that of a lost call"
+        raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
     if any(response in account.passages for account in history.accounts):
         return call_ids[-1]
     try:

@@ -112,7 +112,7 @@ def _content(captured: CapturedAnswers, response: Passage) -> frozenset[str]:
     run = response.runs[-1]
     found: set[str] = set()
     for start in range(len(run)):
-        for count, key in captured.prefixes(run[start:]):
+        for count, said in captured.prefixes(run[start:]):
             if start + count == len(run):
-                found |= captured.candidates(key, run[start:])
+                found |= captured.candidates(said, run[start:])
     return frozenset(found)

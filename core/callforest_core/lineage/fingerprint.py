@@ -10,6 +10,7 @@ no dialect allows still count: a number as a role is hashed as Python prints it,
 package does and a hash that differs would only surface as a lost parent.
 """
 
+import copy
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
@@ -96,44 +97,68 @@ class ConversationScan:
     Raises UnreadableItemError where `assistant_fingerprint` would.
     """
 
-    __slots__ = ("_assistant", "assistant_fingerprint", "context_digests", "item_count")
+    __slots__ = (
+        "_assistant",
+        "_context",
+        "_readable",
+        "assistant_fingerprint",
+        "context_digests",
+        "item_count",
+    )
 
-    def __init__(self, items: Sequence[object]) -> None:
-        assistant = hashlib.sha256(_ASSISTANT_DOMAIN)
-        context = hashlib.sha256(_CONTEXT_DOMAIN)
-        digests = [context.digest()]
+    def __init__(self, items: Sequence[object] = ()) -> None:
+        self._assistant = hashlib.sha256(_ASSISTANT_DOMAIN)
+        self._context = hashlib.sha256(_CONTEXT_DOMAIN)
+        self._readable = True
+        self.item_count = 0
+        self.context_digests = self._context.digest()
+        self.assistant_fingerprint = NO_FINGERPRINT
+        self._walk(items)
+
+    def extended(self, items: Sequence[object]) -> "ConversationScan":
+        """Return the scan of these items behind the scanned ones, which are not hashed again.
+
+        Raises UnreadableItemError as a scan of all of them would.
+        """
+        longer = copy.copy(self)
+        longer._assistant = self._assistant.copy()  # noqa: SLF001 - a copy of this very class
+        longer._context = self._context.copy()  # noqa: SLF001 - a copy of this very class
+        longer._walk(items)  # noqa: SLF001 - a copy of this very class
+        return longer
+
+    def _walk(self, items: Sequence[object]) -> None:
+        digests = [self.context_digests]
         authored = False
-        readable = True
         for item in items:
             known = _object(item)
             model_authored = is_model_authored(known)
-            if not (model_authored or readable):
+            if not (model_authored or self._readable):
                 continue
             plain = _plain_fields(known)
-            if plain is not None and readable:
+            if plain is not None and self._readable:
                 role, kind, text = plain
                 if model_authored:
                     authored = True
-                    assistant.update(b"\0" + kind + b"\1" + text)
-                context.update(b"\0" + role + b"\1" + kind + b"\2" + text)
-                digests.append(context.digest())
+                    self._assistant.update(b"\0" + kind + b"\1" + text)
+                self._context.update(b"\0" + role + b"\1" + kind + b"\2" + text)
+                digests.append(self._context.digest())
                 continue
             try:
                 content = _read(known)
             except UnreadableItemError:
                 if model_authored:
                     raise
-                readable = False
+                self._readable = False
                 continue
             if model_authored:
                 authored = True
-                assistant.update(_assistant_fields(content))
-            if readable:
-                readable = _extend(context, digests, known, content)
-        self.item_count = len(items)
+                self._assistant.update(_assistant_fields(content))
+            if self._readable:
+                self._readable = _extend(self._context, digests, known, content)
+        self.item_count += len(items)
         self.context_digests = b"".join(digests)
-        self.assistant_fingerprint = assistant.digest() if authored else NO_FINGERPRINT
-        self._assistant = assistant
+        if authored:
+            self.assistant_fingerprint = self._assistant.digest()
 
     @property
     def context_digest(self) -> bytes:

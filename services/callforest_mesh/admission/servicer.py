@@ -16,6 +16,7 @@ from callforest_client.ledger import LedgerClient
 from callforest_client.streams import ADMIT_CALLS
 from callforest_mesh.admission import core
 from callforest_mesh.chassis.call_attributes import intent_attributes
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.instruments import Description
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
@@ -73,7 +74,9 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         opening = ledger.open_attempt(
             request.rollout_id, request_id=request.request_id, mode=request.mode or self._mode
         )
-        return pb.OpenAttemptResponse(attempt=await _in_time(opening, context.time_remaining()))
+        attempt = await _in_time(opening, context.time_remaining())
+        failpoint("admission.after_open")
+        return pb.OpenAttemptResponse(attempt=attempt)
 
     async def AdmitCalls(
         self,
@@ -105,8 +108,11 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         context: _Unary[pb.CloseAttemptRequest, pb.CloseAttemptResponse],
     ) -> pb.CloseAttemptResponse:
         """End new calls of an attempt."""
+        failpoint("admission.before_close")
         closing = self._ledger.for_tenant(request.tenant).close_admissions(request.capture_key)
-        return pb.CloseAttemptResponse(attempt=await _in_time(closing, context.time_remaining()))
+        attempt = await _in_time(closing, context.time_remaining())
+        failpoint("admission.after_close")
+        return pb.CloseAttemptResponse(attempt=attempt)
 
     async def _admit(
         self, context: item_pb2.ItemContext, intent: attempt_pb2.CallIntent
@@ -115,7 +121,9 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         judging = self._ledger.for_tenant(context.tenant).record_intent(
             intent, timeout_s=core.ledger_time_s(left_s), traceparent=context.traceparent
         )
+        failpoint("admission.before_intent")
         verdict = await _answered(judging)
+        failpoint("admission.after_verdict")
         self._verdicts.add(1, verdict.WhichOneof("verdict") or "")
         return verdict
 

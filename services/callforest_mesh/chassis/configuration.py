@@ -20,6 +20,7 @@ from typing import Final, Literal, cast
 
 import yaml
 
+from callforest_mesh.chassis import failpoint
 from callforest_mesh.chassis.configuration_section import (
     ConfigurationError,
     Value,
@@ -39,7 +40,14 @@ CONFIGURATION_VARIABLE: Final = "CALLFOREST_CONFIG"
 CONTROL_TOKEN_VARIABLE: Final = "CALLFOREST_CONTROL_TOKEN"  # noqa: S105 - its name
 """Holds the bearer token of the gateway's control route; never in a file, a flag or a log."""
 DEFAULT_FILE: Final = "callforest.yaml"
-_NOT_KEYS: Final = frozenset({CONFIGURATION_VARIABLE, CONTROL_TOKEN_VARIABLE})
+_NOT_KEYS: Final = frozenset(
+    {
+        CONFIGURATION_VARIABLE,
+        CONTROL_TOKEN_VARIABLE,
+        failpoint.VARIABLE,
+        failpoint.DIARY_VARIABLE,
+    }
+)
 _FILE_BYTES: Final = 1 << 20
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(

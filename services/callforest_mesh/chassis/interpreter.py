@@ -11,7 +11,7 @@ from typing import Final
 
 COLLECT_AFTER: Final = 50_000
 """Objects made, beyond those gone, before a collection: as many as some hundred calls make."""
-SWITCH_S: Final = 0.00002
+SWITCH_S: Final = 0.0002
 """How long a thread keeps the interpreter when another one waits for it."""
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, cast
 
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 from callforest.capture.v1 import frame_pb2, item_pb2
+from callforest_client.deadlines import DeadlineTimer
 from callforest_client.frames import FRAME_BYTES, FRAME_FIELDS, FrameAssembler, frames_of
 from callforest_client.item_stream import MESSAGE_BYTES, MESSAGE_ITEMS
 from callforest_client.stream_spec import (
@@ -23,7 +25,6 @@ from callforest_client.stream_spec import (
     PayloadT,
     RequestLike,
     ResponseLike,
-    ResultLike,
     ResultT,
     StreamSpec,
 )
@@ -34,14 +35,19 @@ from callforest_mesh.chassis.errors import (
     overloaded,
     status_of_exception,
 )
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_observer import Describe, ItemObserver
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import check, malformed
 
 _RESULT_OVERHEAD_BYTES = 64
+_ERROR_FIELD = "error"
 UNANSWERED_MAX = 1024
 
-Handler: TypeAlias = Callable[[item_pb2.ItemContext, PayloadT], Awaitable[ResultT]]
+Handler: TypeAlias = Callable[
+    [item_pb2.ItemContext, PayloadT],
+    Coroutine[object, object, ResultT] | asyncio.Future[ResultT],
+]
 
 
 class Drain:
@@ -69,9 +75,19 @@ class _Running(Generic[ResultT]):
     """An item that is being answered."""
 
     answering: asyncio.Future[ResultT]
-    timer: asyncio.TimerHandle
+    deadline: float
     timeout_ms: int
     late: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Result:
+    """A result to send: the arm of its outcome, and what that holds."""
+
+    sequence: int
+    arm: str
+    outcome: Message
+    size: int
 
 
 class ItemServer(Generic[PayloadT, ResultT]):
@@ -121,8 +137,9 @@ class ItemServer(Generic[PayloadT, ResultT]):
         try:
             while True:
                 await stream.wait()
-                while results := stream.next_results():
-                    yield self._spec.response(results=results)
+                while stream.has_results:
+                    yield stream.next_response()
+                    failpoint("stream.after_answer")
                 if reader.done() and stream.idle:
                     break
         finally:
@@ -149,7 +166,8 @@ class _Stream(Generic[PayloadT, ResultT]):
         self._service = service
         self._assembler = FrameAssembler()
         self._running: dict[int, _Running[ResultT]] = {}
-        self._results: deque[tuple[ResultLike, int]] = deque()
+        self._deadlines = DeadlineTimer(self._expire)
+        self._results: deque[_Result] = deque()
         self._wake = asyncio.Event()
         self._highest = 0
 
@@ -157,6 +175,11 @@ class _Stream(Generic[PayloadT, ResultT]):
     def idle(self) -> bool:
         """Whether nothing is left to answer."""
         return not self._running and not self._results
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._results)
 
     def wake(self, _done: object = None) -> None:
         """Say that there may be something to do."""
@@ -173,21 +196,23 @@ class _Stream(Generic[PayloadT, ResultT]):
             for item in request.items:
                 self._take(item)
 
-    def next_results(self) -> list[ResultLike]:
-        """Give the results that fit into the next message."""
-        batch: list[ResultLike] = []
-        total = 0
-        while self._results and len(batch) < MESSAGE_ITEMS:
-            result, size = self._results[0]
-            total += size
-            if batch and total > MESSAGE_BYTES:
+    def next_response(self) -> ResponseLike:
+        """Give the next message, of the results that fit into it."""
+        response = self._spec.response()
+        total = count = 0
+        while self._results and count < MESSAGE_ITEMS:
+            result = self._results[0]
+            total += result.size
+            if count and total > MESSAGE_BYTES:
                 break
             self._results.popleft()
-            batch.append(result)
-        return batch
+            response.results.add(sequence=result.sequence, **{result.arm: result.outcome})
+            count += 1
+        return response
 
     def cancel_all(self) -> None:
         """Cancel what nobody waits for any more."""
+        self._deadlines.cancel()
         for running in list(self._running.values()):
             running.answering.cancel()
 
@@ -201,6 +226,9 @@ class _Stream(Generic[PayloadT, ResultT]):
                 if (running := self._running.get(sequence)) is not None:
                     running.answering.cancel()
                 return
+            if sequence in self._running:
+                return  # it came twice, and its one result is still to come
+            failpoint("stream.before_validate")
             check(cast("Message", item))
             if body in (self._spec.payload_field, "begin"):
                 self._open(context)
@@ -210,6 +238,7 @@ class _Stream(Generic[PayloadT, ResultT]):
             self._answer_error(sequence, status_of_exception(refusal, service=self._service))
             return
         if payload is not None:
+            failpoint("stream.after_validate")
             self._start(context, payload)
 
     def _open(self, context: item_pb2.ItemContext) -> None:
@@ -247,43 +276,47 @@ class _Stream(Generic[PayloadT, ResultT]):
     def _answer_with(self, sequence: int, answer: ResultT) -> None:
         size = answer.ByteSize()  # serializes: asked once
         if size <= FRAME_BYTES:
-            fields = {self._spec.answer_field: answer}
-            self._put(self._spec.result(sequence=sequence, **fields), size)
+            self._put(sequence, self._spec.answer_field, answer, size)
             return
         for frame in frames_of(answer.SerializeToString()):
-            arm = {FRAME_FIELDS[type(frame)]: frame}
-            self._put(self._spec.result(sequence=sequence, **arm), frame.ByteSize())
+            self._put(sequence, FRAME_FIELDS[type(frame)], frame, frame.ByteSize())
 
     def _answer_error(self, sequence: int, status: status_pb2.Status) -> None:
-        self._put(self._spec.result(sequence=sequence, error=status), status.ByteSize())
+        self._put(sequence, _ERROR_FIELD, status, status.ByteSize())
 
-    def _put(self, result: ResultLike, size: int) -> None:
-        self._results.append((result, size + _RESULT_OVERHEAD_BYTES))
+    def _put(self, sequence: int, arm: str, outcome: Message, size: int) -> None:
+        self._results.append(_Result(sequence, arm, outcome, size + _RESULT_OVERHEAD_BYTES))
         self._wake.set()
 
     def _start(self, context: item_pb2.ItemContext, payload: PayloadT) -> None:
         """Have an item answered. A handler that gives a future costs no task."""
-        sequence = context.sequence
+        sequence, timeout_ms = context.sequence, context.timeout_ms
+        loop = asyncio.get_running_loop()
         try:
-            answering = asyncio.ensure_future(self._handler(context, payload))
+            answer = self._handler(context, payload)
+            answering = answer if isinstance(answer, asyncio.Future) else loop.create_task(answer)
         except Exception as error:  # noqa: BLE001 - mapped, logged
             self._answer_error(sequence, status_of_exception(error, service=self._service))
             return
-        timeout_s = context.timeout_ms / 1000
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, sequence)
-        self._running[sequence] = _Running(answering, timer, context.timeout_ms)
+        deadline = loop.time() + timeout_ms / 1000
+        self._running[sequence] = _Running(answering, deadline, timeout_ms)
+        self._deadlines.watch(deadline)
         answering.add_done_callback(functools.partial(self._finished, sequence))
 
-    def _expire(self, sequence: int) -> None:
-        running = self._running[sequence]
-        running.late = True
-        running.answering.cancel()
+    def _expire(self, now: float) -> float:
+        """Cancel the items whose time is up; give the earliest deadline that is left."""
+        for running in self._running.values():
+            if running.deadline <= now and not running.late:
+                running.late = True
+                running.answering.cancel()
+        left = (one.deadline for one in self._running.values() if not one.late)
+        return min(left, default=math.inf)
 
     def _finished(self, sequence: int, answering: asyncio.Future[ResultT]) -> None:
         running = self._running.pop(sequence)
-        running.timer.cancel()
         error = asyncio.CancelledError() if answering.cancelled() else answering.exception()
         if error is None:
+            failpoint("stream.before_answer")
             self._answer_with(sequence, answering.result())
             return
         if isinstance(error, TimeoutError) or (running.late and answering.cancelled()):

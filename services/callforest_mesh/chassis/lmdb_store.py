@@ -25,6 +25,7 @@ from callforest_core.refusal import Refusal
 from callforest_mesh.chassis import lmdb_environment as environment
 from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.chassis.errors import draining, overloaded
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.store_opening import foreign, mark_made, open_store
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.transaction import (
@@ -39,7 +40,7 @@ from callforest_mesh.chassis.transaction import (
     WriteTxn,
     corrupt,
 )
-from callforest_mesh.chassis.write_job import SpoiledError, WriteJob, answer
+from callforest_mesh.chassis.write_job import Blame, SpoiledError, WriteJob, answer
 from callforest_mesh.chassis.write_queue import WriteQueue
 
 __all__ = ["KEY_BYTES_MAX", "Collector", "LmdbStore", "ReadTxn", "StoreStatistics", "WriteTxn"]
@@ -287,10 +288,13 @@ class LmdbStore:
     def _attempt(self, jobs: list[WriteJob[Any, Any]]) -> list[WriteJob[Any, Any]]:
         """Run and commit writes; give those that must run again because one spoiled the commit."""
         raw = self._env.begin(write=True, buffers=True)
+        failpoint("store.after_begin")
         try:
             self._fill(raw, jobs)
             used = self._used_bytes(raw)
+            failpoint("store.before_commit")
             self._commit(raw)
+            failpoint("store.after_commit")
         except SpoiledError as spoiled:
             raw.abort()
             culprit = spoiled.by or (jobs[0] if len(jobs) == 1 else None)
@@ -307,19 +311,21 @@ class LmdbStore:
     def _fill(self, raw: _Raw, jobs: list[WriteJob[Any, Any]]) -> None:
         room = self._free_bytes() - self._disk_reserve
         batch = Batch(space=lambda more: self._require_space(more, room))
-        for job in jobs:
-            txn = self._write_txn(raw, batch, reserve=job.reserve)
-            job.error = None
-            with self._blaming(job):
+        with self._blaming() as blame:
+            for job in jobs:
+                blame.job = job
+                job.error = None
+                txn = self._write_txn(raw, batch, reserve=job.reserve)
                 try:
                     job.result = job.fn(txn)
+                    failpoint("store.after_put")
                 except Refusal as refusal:
                     if txn.wrote:
                         raise
                     job.error = refusal
                 finally:
                     txn.end()
-        with self._blaming(None):
+            blame.job = None
             last = self._write_txn(raw, batch, reserve=True)
             for collector in batch.collectors.values():
                 collector.finish(last)
@@ -327,24 +333,23 @@ class LmdbStore:
 
     def _commit(self, raw: _Raw) -> None:
         # A full map shows before any page is written, so it alone is no fatal error.
-        with self._blaming(None, (environment.MapFullError,)):
+        with self._blaming((environment.MapFullError,)):
             raw.commit()
 
     @contextlib.contextmanager
-    def _blaming(
-        self, job: WriteJob[Any, Any] | None, kinds: tuple[type[Exception], ...] = (Exception,)
-    ) -> Iterator[None]:
+    def _blaming(self, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[Blame]:
         """Turn an exception into a spoiled commit, and a full map into its refusal."""
+        blame = Blame()
         try:
-            yield
+            yield blame
         except environment.MapFullError as error:
-            raise SpoiledError(job, self._full(self._map_size)) from error
+            raise SpoiledError(blame.job, self._full(self._map_size)) from error
         except (environment.CorruptedError, environment.PageNotFoundError) as error:
             if Exception not in kinds:
                 raise
-            raise SpoiledError(job, corrupt(self._name, type(error).__name__)) from error
+            raise SpoiledError(blame.job, corrupt(self._name, type(error).__name__)) from error
         except kinds as error:
-            raise SpoiledError(job, error) from error
+            raise SpoiledError(blame.job, error) from error
 
     def _require_space(self, more: int, room: int) -> None:
         if self._used + more > self._quota:

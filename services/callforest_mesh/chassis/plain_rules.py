@@ -1,17 +1,17 @@
 """Says fast that a message plainly keeps the rules of its schema; what it doubts, others judge.
 
 protovalidate serializes a message, reads it again and runs its expressions, which costs more than
-all else that is done with a small item. Nearly every message is valid, so here a check is made of
-the schema's own rules, of the few kinds that items use. It answers True only when no rule can be
-broken. A kind of rule that is not known here, or a message in doubt, is for protovalidate, which
-also says what is wrong.
+all else that is done with a small item. Nearly every message is valid, so here the schema's own
+rules, of the few kinds that items use, are written as one Python expression and compiled once. It
+is true only when no rule can be broken. A kind of rule that is not known here, or a message in
+doubt, is for protovalidate, which also says what is wrong.
 """
 
 from __future__ import annotations
 
+import keyword
 import re
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -21,27 +21,26 @@ from buf.validate import validate_pb2
 
 Holds: TypeAlias = Callable[[Message], bool]
 """Whether a message plainly keeps its rules."""
-_Test: TypeAlias = Callable[[object], bool]
 
 # The one shape of pattern that Python's expressions certainly take as RE2 does.
 _PATTERN: Final = re.compile(r"\^(\[[A-Za-z0-9._~!-]+\](?:\+|\{0,[0-9]+\}))\$")
 _SIZES: Final = frozenset({"len", "min_len", "max_len"})
 _BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte"})
 
-_MESSAGE_EXPRESSIONS: Final[dict[str, Callable[..., bool]]] = {
-    "has(this.parent_call_id) == (this.prev_token_count > 0u)": lambda this: (
-        this.HasField("parent_call_id") == (this.prev_token_count > 0)
+_MESSAGE_EXPRESSIONS: Final = {
+    "has(this.parent_call_id) == (this.prev_token_count > 0u)": (
+        "{this}.HasField('parent_call_id') == ({this}.prev_token_count > 0)"
     ),
     "uint(size(this.token_ids)) == uint(this.carry_token_count) * 4u + uint(size(this.logprobs))": (
-        lambda this: len(this.token_ids) == this.carry_token_count * 4 + len(this.logprobs)
+        "len({this}.token_ids) == {this}.carry_token_count * 4 + len({this}.logprobs)"
     ),
-    "uint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u": lambda this: (
-        len(this.context_digests) == (this.item_count + 1) * 32
+    "uint(size(this.context_digests)) == (uint(this.item_count) + 1u) * 32u": (
+        "len({this}.context_digests) == ({this}.item_count + 1) * 32"
     ),
 }
-_BYTES_EXPRESSIONS: Final[dict[str, Callable[[int], bool]]] = {
-    "size(this) % 4 == 0": lambda size: size % 4 == 0,
-    "size(this) == 0 || size(this) == 32": lambda size: size in (0, 32),
+_BYTES_EXPRESSIONS: Final = {
+    "size(this) % 4 == 0": "{size} % 4 == 0",
+    "size(this) == 0 || size(this) == 32": "{size} in (0, 32)",
 }
 
 
@@ -51,138 +50,149 @@ class _UnknownRuleError(Exception):
 
 def plain_check(descriptor: Descriptor) -> Holds | None:
     """Make the check of a message's rules; None when one of them is not known here."""
+    writer = _Writer()
     try:
-        return _message_check(descriptor, ())
+        tests = writer.message("message", descriptor, ())
     except _UnknownRuleError:
         return None
+    # The text is made of the schema's field names and numbers alone.
+    return cast("Holds", eval(f"lambda message: {_all(tests)}", writer.names))  # noqa: S307
 
 
-def _message_check(descriptor: Descriptor, within: tuple[str, ...]) -> Holds:
-    """Make the check of a message, `within` others."""
-    if descriptor.full_name in within:
-        raise _UnknownRuleError  # a message within itself has no end
-    within = (*within, descriptor.full_name)
-    rules = descriptor.GetOptions().Extensions[validate_pb2.message]
-    _known(rules, {"cel"})
-    checks: list[Holds] = [_expression(_MESSAGE_EXPRESSIONS, one.expression) for one in rules.cel]
-    for group in descriptor.oneofs:
-        required = group.GetOptions().Extensions[validate_pb2.oneof]
-        _known(required, {"required"})
-        if required.required:
-            checks.append(_some_of(group.name))
-    for field in descriptor.fields:
-        checks += _field_checks(field, within)
-    return _all_of(checks)
+class _Writer:
+    """Writes the tests of messages; all of one message's must be true.
 
+    Attributes:
+        names: what the tests refer to besides the message.
+    """
 
-def _field_checks(field: FieldDescriptor, within: tuple[str, ...]) -> list[Holds]:
-    rules = field.GetOptions().Extensions[validate_pb2.field]
-    get = attrgetter(field.name)
-    checks: list[Holds] = []
-    if rules.required:
-        if not field.has_presence:
+    def __init__(self) -> None:
+        self.names: dict[str, object] = {}
+        self._variables = 0
+
+    def message(self, this: str, descriptor: Descriptor, within: tuple[str, ...]) -> list[str]:
+        """Write the tests of the message that is called `this`, `within` others."""
+        if descriptor.full_name in within:
+            raise _UnknownRuleError  # a message within itself has no end
+        within = (*within, descriptor.full_name)
+        rules = descriptor.GetOptions().Extensions[validate_pb2.message]
+        _known(rules, {"cel"})
+        tests = []
+        for group in descriptor.oneofs:
+            required = group.GetOptions().Extensions[validate_pb2.oneof]
+            _known(required, {"required"})
+            if required.required:
+                tests.append(f"{this}.WhichOneof({group.name!r}) is not None")
+        for field in descriptor.fields:
+            tests += self._field(this, field, within)
+        tests += (_expression(_MESSAGE_EXPRESSIONS, one.expression, this=this) for one in rules.cel)
+        return tests
+
+    def _field(self, this: str, field: FieldDescriptor, within: tuple[str, ...]) -> list[str]:
+        rules = field.GetOptions().Extensions[validate_pb2.field]
+        if keyword.iskeyword(field.name) or (rules.required and not field.has_presence):
             raise _UnknownRuleError
-        checks.append(_presence_of(field.name))
-    if field.message_type is not None:
-        _known(rules, {"required"} if field.has_presence else {"repeated"})
-        inner = _message_check(field.message_type, within)
-        if not field.has_presence:
-            if field.message_type.GetOptions().map_entry:
-                raise _UnknownRuleError
-            if rules.HasField("repeated"):
-                _known(rules.repeated, {"max_items"})
-                most = rules.repeated.max_items
-                checks.append(lambda message: len(get(message)) <= most)
-            if inner is not _always:
-                checks.append(lambda message: all(inner(one) for one in get(message)))
-            return checks
-        if inner is _always:
-            return checks
-        test = cast("_Test", inner)
-    else:
-        made = _value_test(field, rules)
-        if made is None:
-            return checks
-        test = made
-    if field.has_presence:
-        has = _presence_of(field.name)
-        checks.append(lambda message: not has(message) or test(get(message)))
-    else:
-        checks.append(lambda message: test(get(message)))
-    return checks
+        value, has = f"{this}.{field.name}", f"{this}.HasField({field.name!r})"
+        if field.message_type is None:
+            test = self._value(value, field, rules)
+        else:
+            _known(rules, {"required"} if field.has_presence else {"repeated"})
+            inner = self._variable()
+            tests = self.message(inner, field.message_type, within)
+            if field.has_presence:
+                test = _all([f"({inner} := {value}) is not None", *tests]) if tests else ""
+            else:
+                test = _list(value, inner, tests, field.message_type, rules)
+        if rules.required:
+            return [has, test] if test else [has]
+        if not test:
+            return []
+        return [f"(not {has} or {test})" if field.has_presence else test]
 
-
-def _value_test(field: FieldDescriptor, rules: validate_pb2.FieldRules) -> _Test | None:
-    """Make the test of a value that is no message; None when it has no rule."""
-    kind = rules.WhichOneof("type")
-    _known(rules, {"required", "cel", kind or ""})
-    if kind is None and not rules.cel:
-        return None
-    if kind == "repeated":
-        return _repeated_test(rules.repeated)
-    if field.is_repeated:
+    def _value(self, value: str, field: FieldDescriptor, rules: validate_pb2.FieldRules) -> str:
+        """Write the test of a value that is no message; "" when it has no rule."""
+        kind = rules.WhichOneof("type")
+        _known(rules, {"required", "cel", kind or ""})
+        if kind is None and not rules.cel:
+            return ""
+        if kind == "repeated":
+            return self._repeated(value, rules.repeated)
+        if field.is_repeated:
+            raise _UnknownRuleError
+        if kind == "string" and not rules.cel:
+            return self._string(value, rules.string)
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            return self._bytes(value, rules)
+        if kind in ("uint32", "uint64") and not rules.cel:
+            least, most = _bounds(getattr(rules, kind))
+            return f"{least} <= {value} <= {most}"
+        if kind == "enum" and not rules.cel:
+            _known(rules.enum, {"not_in"})
+            return f"{value} not in {(*rules.enum.not_in,)!r}"
         raise _UnknownRuleError
-    if kind == "string" and not rules.cel:
-        return _string_test(rules.string)
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return _bytes_test(rules)
-    if kind in ("uint32", "uint64") and not rules.cel:
-        return _integer_test(getattr(rules, kind))
-    if kind == "enum" and not rules.cel:
-        _known(rules.enum, {"not_in"})
-        refused = frozenset(rules.enum.not_in)
-        return lambda value: value not in refused
-    raise _UnknownRuleError
+
+    def _repeated(self, value: str, rules: validate_pb2.RepeatedRules) -> str:
+        """Write the test of a list of values; of their own rules those of strings are known."""
+        _known(rules, {"max_items", "items"})
+        if not rules.HasField("items"):
+            return _few(value, rules)
+        _known(rules.items, {"string"})
+        if not rules.items.HasField("string"):
+            raise _UnknownRuleError
+        one = self._variable()
+        test = self._string(one, rules.items.string)
+        return _all([_few(value, rules), f"all({test} for {one} in {value})"])
+
+    def _string(self, value: str, rules: validate_pb2.StringRules) -> str:
+        _known(rules, {*_SIZES, "pattern"})
+        least, most = _sizes(rules)
+        if not rules.HasField("pattern"):
+            return f"{least} <= len({value}) <= {most}"
+        pattern = _PATTERN.fullmatch(rules.pattern)
+        if pattern is None:
+            raise _UnknownRuleError
+        text, matches = self._variable(), f"matches_{len(self.names)}"
+        self.names[matches] = re.compile(pattern[1], re.ASCII).fullmatch
+        return f"{least} <= len({text} := {value}) <= {most} and {matches}({text}) is not None"
+
+    def _bytes(self, value: str, rules: validate_pb2.FieldRules) -> str:
+        _known(rules.bytes, _SIZES)
+        least, most = _sizes(rules.bytes)
+        size = self._variable()
+        return _all(
+            [
+                f"{least} <= ({size} := len({value})) <= {most}",
+                *(_expression(_BYTES_EXPRESSIONS, one.expression, size=size) for one in rules.cel),
+            ]
+        )
+
+    def _variable(self) -> str:
+        self._variables += 1
+        return f"v{self._variables}"
 
 
-def _repeated_test(rules: validate_pb2.RepeatedRules) -> _Test:
-    """Make the test of a list of values; of their own rules those of strings are known."""
-    _known(rules, {"max_items", "items"})
-    most = rules.max_items
-    if not rules.HasField("items"):
-        return lambda value: len(cast("Sequence[object]", value)) <= most
-    _known(rules.items, {"string"})
-    one_holds = _string_test(rules.items.string)
-
-    def test(value: object) -> bool:
-        values = cast("Sequence[object]", value)
-        return len(values) <= most and all(one_holds(one) for one in values)
-
-    return test
+def _all(tests: list[str]) -> str:
+    return f"({' and '.join(tests)})" if tests else "True"
 
 
-def _string_test(rules: validate_pb2.StringRules) -> _Test:
-    _known(rules, {*_SIZES, "pattern"})
-    least, most = _sizes(rules)
-    if not rules.HasField("pattern"):
-        return lambda value: least <= len(cast("str", value)) <= most
-    pattern = _PATTERN.fullmatch(rules.pattern)
-    if pattern is None:
+def _list(
+    value: str, inner: str, tests: list[str], kind: Descriptor, rules: validate_pb2.FieldRules
+) -> str:
+    """Write the test of a list of messages, `inner` each; "" when it has no rule."""
+    if kind.GetOptions().map_entry:
         raise _UnknownRuleError
-    matches = re.compile(pattern[1], re.ASCII).fullmatch
-
-    def test(value: object) -> bool:
-        text = cast("str", value)
-        return least <= len(text) <= most and matches(text) is not None
-
-    return test
+    both = [f"all({_all(tests)} for {inner} in {value})"] if tests else []
+    if rules.HasField("repeated"):
+        _known(rules.repeated, {"max_items"})
+        both = [_few(value, rules.repeated), *both]
+    return _all(both) if both else ""
 
 
-def _bytes_test(rules: validate_pb2.FieldRules) -> _Test:
-    _known(rules.bytes, _SIZES)
-    least, most = _sizes(rules.bytes)
-    if not rules.cel:
-        return lambda value: least <= len(cast("bytes", value)) <= most
-    expressions = [_expression(_BYTES_EXPRESSIONS, rule.expression) for rule in rules.cel]
-
-    def test(value: object) -> bool:
-        size = len(cast("bytes", value))
-        return least <= size <= most and all(one(size) for one in expressions)
-
-    return test
+def _few(value: str, rules: validate_pb2.RepeatedRules) -> str:
+    return f"len({value}) <= {rules.max_items}"
 
 
-def _integer_test(rules: validate_pb2.UInt32Rules | validate_pb2.UInt64Rules) -> _Test:
+def _bounds(rules: validate_pb2.UInt32Rules | validate_pb2.UInt64Rules) -> tuple[int, int]:
     _known(rules, _BOUNDS)
     least = rules.gte if rules.HasField("gte") else 0
     least = rules.gt + 1 if rules.HasField("gt") else least
@@ -190,7 +200,7 @@ def _integer_test(rules: validate_pb2.UInt32Rules | validate_pb2.UInt64Rules) ->
     most = rules.lt - 1 if rules.HasField("lt") else most
     if least > most:
         raise _UnknownRuleError  # then a value outside the gap is meant
-    return lambda value: least <= cast("int", value) <= most
+    return least, most
 
 
 def _sizes(rules: validate_pb2.StringRules | validate_pb2.BytesRules) -> tuple[int, int]:
@@ -199,9 +209,9 @@ def _sizes(rules: validate_pb2.StringRules | validate_pb2.BytesRules) -> tuple[i
     return rules.min_len, rules.max_len if rules.HasField("max_len") else 2**63
 
 
-def _expression(known: dict[str, Callable[..., bool]], text: str) -> Callable[..., bool]:
+def _expression(known: Mapping[str, str], text: str, **names: str) -> str:
     try:
-        return known[text]
+        return f"({known[text].format(**names)})"
     except KeyError:
         raise _UnknownRuleError from None
 
@@ -214,28 +224,3 @@ def _known(rules: Message, names: set[str] | frozenset[str]) -> None:
     """
     if any(field.name not in names for field, _ in rules.ListFields()):
         raise _UnknownRuleError
-
-
-def _some_of(group: str) -> Holds:
-    return lambda message: message.WhichOneof(group) is not None
-
-
-def _presence_of(name: str) -> Holds:
-    return lambda message: message.HasField(name)
-
-
-def _always(_message: Message) -> bool:
-    return True
-
-
-def _all_of(checks: Sequence[Holds]) -> Holds:
-    if not checks:
-        return _always
-
-    def holds(message: Message) -> bool:
-        for check in checks:  # noqa: SIM110 - a generator would cost as much as the checks
-            if not check(message):
-                return False
-        return True
-
-    return holds

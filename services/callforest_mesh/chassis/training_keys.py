@@ -103,11 +103,6 @@ FIXED: Final = (
     ),
     FixedKey("data.loss_multiplier", (1, 1.0, None), "every owned token weighs the same"),
     FixedKey(
-        "async_rl.rollout_failure.min_step_batch_fraction",
-        (None, 1, 1.0),
-        "this release trains whole steps only",
-    ),
-    FixedKey(
         "async_rl.rollout_failure.redispatch",
         (None, False, 0),
         "a failed group is dropped; what selected its calls is gone with its requests",
@@ -119,6 +114,12 @@ MOVED: Final = (
     MovedKey("policy.train_micro_batch_size", (), "trainer.batch.train_microbatch_size"),
     MovedKey("grpo.advantage_clip_low", (None,), "trainer.advantages.clip_low"),
     MovedKey("grpo.advantage_clip_high", (None,), "trainer.advantages.clip_high"),
+    MovedKey(
+        "async_rl.rollout_failure.min_step_batch_fraction",
+        (None,),
+        "trainer.min_step_batch_fraction",
+    ),
+    MovedKey("grpo.overlong_filtering", (False,), "trainer.advantages.overlong_filtering"),
     MovedKey("grpo.masked_reward_policy", (), "trainer.advantages.masked_reward_policy"),
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.transaction import WriteTxn
 
 T = TypeVar("T")
@@ -59,6 +60,13 @@ class WriteJob(Generic[T, AnswerT]):
             self.future.set_result(cast("AnswerT", answer))
 
 
+@dataclass(slots=True)
+class Blame:
+    """Which write runs, and so is at fault if anything fails; None when it is not one alone."""
+
+    job: WriteJob[Any, Any] | None = None
+
+
 class SpoiledError(Exception):
     """A batch was aborted.
 
@@ -84,6 +92,7 @@ def answer(jobs: Sequence[WriteJob[Any, Any]]) -> None:
             loop.call_soon_threadsafe(_tell_all, theirs)
         except RuntimeError:
             _LOG.info("%d waiters of a store are gone with their event loop", len(theirs))
+    failpoint("store.after_ack")
 
 
 def _tell_all(jobs: Sequence[WriteJob[Any, Any]]) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from typing import Final, Generic, TypeVar
 
 from callforest_mesh.chassis.errors import draining, overloaded
+from callforest_mesh.chassis.failpoint import failpoint
 
 JobT = TypeVar("JobT")
 
@@ -34,7 +35,8 @@ class WriteQueue(Generic[JobT]):
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[JobT] = deque()
         self._closed = False
         self._wanted = 1
@@ -49,12 +51,14 @@ class WriteQueue(Generic[JobT]):
         Raises:
             Refusal: OVERLOADED at the limit; DRAINING once closed.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise draining(self._name)
             if len(self._jobs) >= self._limit:
                 raise overloaded("store_queue", self._limit, retry_after_ms=100)
+            failpoint("store.before_enqueue")
             self._jobs.append(job)
+            failpoint("store.after_enqueue")
             # Waking the thread for each write of a burst would cost more than the write.
             if len(self._jobs) == self._wanted:
                 self._changed.notify()
@@ -68,6 +72,7 @@ class WriteQueue(Generic[JobT]):
             self._wanted = 1
             if not self._jobs:
                 return None if self._closed else []
+            failpoint("store.before_begin")
             return [self._jobs.popleft() for _ in range(min(len(self._jobs), BATCH_MAX))]
 
     def _await(self, count: int, timeout_s: float) -> None:

@@ -14,13 +14,17 @@ from dataclasses import dataclass, field
 
 import openai
 
-from callforest.capture.v1 import attempt_pb2, receipt_pb2
+from callforest.capture.v1 import attempt_pb2
 from callforest.trainer.v1 import trainer_service_pb2
-from callforest_client.rollout import Outcome, RolloutOwner
+from callforest_client.failure_budget import BudgetOptions, FailureBudget
+from callforest_client.group_runner import GroupRunner, RolloutLostError, RunnerOptions, StepEnd
+from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 from callforest_client.trainer import TrainerClient
 from callforest_mesh.demo.harness import CountingHarness, Harness, Played
 
 _LOG = logging.getLogger("callforest")
+_BROKEN = (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError)
+"""What keeps a harness from its result without saying anything of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,13 @@ class LoopOptions:
         steps: optimizer steps.
         groups_per_step: groups of one step.
         rollouts_per_group: logical rollouts of one group.
-        attempts: tries at a rollout whose harness fails.
+        attempts: tries at a rollout that is lost on the way, in chain mode.
         openings: first user messages; each group of a step takes the next one.
         harness: plays a rollout.
         mode: of the attempts.
         step_timeout_s: how long a step may take, from its last group to its metrics.
+        rollout_timeout_s: how long the rollouts of a group may be played.
+        budget: what a run may lose; by default half of a step's groups, not two in a row.
     """
 
     run: str
@@ -50,6 +56,23 @@ class LoopOptions:
     harness: Harness = field(default_factory=CountingHarness)
     mode: attempt_pb2.CaptureMode.ValueType = attempt_pb2.CAPTURE_MODE_CHAIN
     step_timeout_s: float = 120.0
+    rollout_timeout_s: float = 600.0
+    budget: BudgetOptions = field(
+        default_factory=lambda: BudgetOptions(
+            max_consecutive_dropped_groups=1, min_step_batch_fraction=0.5
+        )
+    )
+
+    @property
+    def runner(self) -> RunnerOptions:
+        """How its groups are run."""
+        in_forest = self.mode == attempt_pb2.CAPTURE_MODE_FOREST
+        return RunnerOptions(
+            self.rollouts_per_group,
+            mode=self.mode,
+            attempts=1 if in_forest else self.attempts,
+            rollout_timeout_s=self.rollout_timeout_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +87,8 @@ class StepReport:
         example: the capture key of one rollout of the step.
         context_boundaries: how often its harnesses rewrote their context.
         finalized_groups: its groups that were published, not dropped.
+        completed: its rollouts that train.
+        dropped_prompt_groups: its groups in whose place nothing trains.
     """
 
     metrics: trainer_service_pb2.StepMetrics
@@ -73,6 +98,8 @@ class StepReport:
     example: str
     context_boundaries: int
     finalized_groups: int
+    completed: int
+    dropped_prompt_groups: int
 
 
 class DemoFailedError(Exception):
@@ -90,8 +117,9 @@ class DemoLoop:
 
     def __init__(self, options: LoopOptions, owner: RolloutOwner, trainer: TrainerClient) -> None:
         self._options = options
-        self._owner = owner
+        self._runner = GroupRunner(owner, FailureBudget(options.budget), options.runner)
         self._trainer = trainer
+        self._played: dict[str, Played] = {}
         # One client, so that all rollouts share its connections; the URL names the rollout.
         self._openai = openai.AsyncOpenAI(api_key="none", base_url="http://unused.invalid")
 
@@ -100,10 +128,17 @@ class DemoLoop:
 
         Raises:
             DemoFailedError: training stopped, or a step did not come in time.
+            RunStoppedError: more was lost than the budget allows.
         """
+        async with self._openai:
+            async for report in self._run():
+                yield report
+
+    async def _run(self) -> AsyncIterator[StepReport]:
         watch = self._trainer.watch_metrics()
         for step in range(1, self._options.steps + 1):
-            groups = await self._play_step(step)
+            self._played.clear()
+            end = await self._runner.run_step(self._names(step), self._play)
             try:
                 async with asyncio.timeout(self._options.step_timeout_s):
                     metrics = await anext(watch)
@@ -113,79 +148,55 @@ class DemoLoop:
                     f"step {step} did not end in {self._options.step_timeout_s:.0f} s; the trainer"
                     f" says: {status.failure or 'nothing'} ({status.waiting_group_count} groups)"
                 ) from None
-            yield _report(metrics, groups)
+            yield _report(metrics, end, list(self._played.values()))
 
-    async def _play_step(self, step: int) -> list[_Group]:
-        return await asyncio.gather(
-            *(self._play_group(step, number) for number in range(self._options.groups_per_step))
-        )
+    def _names(self, step: int) -> list[str]:
+        return [
+            f"{self._options.run}-s{step}-g{number}"
+            for number in range(self._options.groups_per_step)
+        ]
 
-    async def _play_group(self, step: int, number: int) -> _Group:
-        group_id = f"{self._options.run}-s{step}-g{number}"
+    async def _play(self, group_id: str, rollout: OpenRollout) -> Outcome:
+        """Play one rollout; one whose harness was refused is masked, one that broke is lost."""
+        number = int(group_id.partition("~")[0].rpartition("-g")[2])
         opening = self._options.openings[number % len(self._options.openings)]
-        slots = range(self._options.rollouts_per_group)
-        finished = await asyncio.gather(
-            *(self._play_rollout(group_id, slot, opening) for slot in slots)
+        client = self._openai.with_options(base_url=rollout.base_url)
+        try:
+            played = await self._options.harness.play(client, self._options.model, opening)
+        except _BROKEN as error:
+            raise RolloutLostError(f"{type(error).__name__}: {error}") from error
+        except openai.OpenAIError as error:
+            _LOG.warning("rollout %s: the harness failed: %s", rollout.capture_key, error)
+            return Outcome(reward=0.0, environment_masked=True, mask_refused_selection=True)
+        self._played[rollout.rollout_id] = played
+        return Outcome(
+            reward=played.reward,
+            declared_response_id=played.response_id or None,
+            result=played.result,
+            mask_refused_selection=True,  # one odd rollout must not stop the others
         )
-        published = await self._owner.publish(group_id, len(finished))
-        if published.drop_reason:
-            _LOG.warning("group %s was dropped: %s", group_id, published.drop_reason)
-        return _Group(tuple(finished), published.drop_reason)
-
-    async def _play_rollout(self, group_id: str, slot: int, opening: str) -> _Finished:
-        """Play until an attempt goes through; a harness that fails leaves a masked rollout."""
-        rollout_id = f"{group_id}-r{slot}"
-        for _ in range(self._options.attempts):
-            rollout = await self._owner.open(rollout_id, mode=self._options.mode)
-            played: Played | None = None
-            try:
-                client = self._openai.with_options(base_url=rollout.base_url)
-                played = await self._options.harness.play(client, self._options.model, opening)
-            except openai.OpenAIError as error:
-                _LOG.warning("rollout %s: the harness failed: %s", rollout.capture_key, error)
-                continue
-            break
-        outcome = Outcome(
-            reward=played.reward if played else 0.0,
-            declared_response_id=played.response_id or None if played else None,
-            result=played.result if played else b"",
-        )
-        receipt = await self._owner.finish(rollout, outcome, group_id=group_id, slot=slot)
-        return _Finished(receipt, outcome.reward, played)
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    receipt: receipt_pb2.Receipt
-    reward: float
-    played: Played | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    finished: tuple[_Finished, ...]
-    drop_reason: str
-
-
-def _report(metrics: trainer_service_pb2.StepMetrics, groups: list[_Group]) -> StepReport:
-    finished = [one for group in groups for one in group.finished]
-    played = [one.played for one in finished if one.played is not None]
+def _report(
+    metrics: trainer_service_pb2.StepMetrics, end: StepEnd, played: list[Played]
+) -> StepReport:
+    receipts = [receipt for group in end.groups for receipt in group.receipts]
     overheads = sorted(value for one in played for value in one.overhead_ms)
     masked = {
-        one.receipt.rollout_id: "/".join(
-            filter(None, (one.receipt.mask_reason, one.receipt.mask_cause))
-        )
-        for one in finished
-        if one.receipt.masked
+        one.rollout_id: "/".join(filter(None, (one.mask_reason, one.mask_cause)))
+        for one in receipts
+        if one.masked
     }
     return StepReport(
         metrics=metrics,
-        reward_mean=sum(one.reward for one in finished) / len(finished),
+        reward_mean=sum(one.reward for one in receipts) / len(receipts),
         overhead_ms_p50=overheads[len(overheads) // 2] if overheads else float("nan"),
         masked=masked,
-        example=finished[0].receipt.capture_key,
+        example=receipts[0].capture_key,
         context_boundaries=sum(one.context_boundaries for one in played),
-        finalized_groups=sum(not group.drop_reason for group in groups),
+        finalized_groups=sum(not group.drop_reason for group in end.groups),
+        completed=end.completed_count,
+        dropped_prompt_groups=end.dropped_prompt_groups,
     )
 
 

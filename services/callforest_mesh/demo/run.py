@@ -102,6 +102,8 @@ class DemoSummary:
             "rollouts": sum(one.rollout_count for one in metrics),
             "rows": sum(one.row_count for one in metrics),
             "max_rows": max(one.row_count for one in metrics),
+            "completed": sum(report.completed for report in self.reports),
+            "dropped_prompt_groups": sum(one.dropped_prompt_groups for one in self.reports),
             "finalized_groups": sum(report.finalized_groups for report in self.reports),
             "context_boundaries": sum(report.context_boundaries for report in self.reports),
             "masked": count_masked(list(self.reports)),
@@ -133,6 +135,7 @@ async def run_demo(options: DemoOptions) -> DemoSummary:
 
     Raises:
         DemoFailedError: training stopped.
+        RunStoppedError: more rollouts were lost than the run may lose.
         SupervisionError: a service cannot be kept running; its log on standard error says why.
     """
     began = time.monotonic()
@@ -223,6 +226,7 @@ def _write_configuration(options: DemoOptions, model: Path) -> Path:
         },
         "trainer": {
             "groups_per_step": loop.groups_per_step,
+            "min_step_batch_fraction": loop.budget.min_step_batch_fraction,
             "learning_rate": options.rate,
             "seed": options.seed,
         },

@@ -12,6 +12,7 @@ import logging
 from callforest_client.errors import CallforestError
 from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.finalizer.groups import attempts_before
 from callforest_mesh.finalizer.store import RowLog
 
@@ -72,8 +73,11 @@ class Cleanup:
         if state.cleaned_cursor >= state.committed_cursor:
             return False
         cursor = state.cleaned_cursor + 1
+        failpoint("finalizer.before_clean")
         await self._clean(tenant, cursor)
+        failpoint("finalizer.after_clean")
         await self._row_log.cleaned(tenant, cursor)
+        failpoint("finalizer.after_cleaned")
         return True
 
     async def _clean(self, tenant: str, cursor: int) -> None:
@@ -89,5 +93,6 @@ class Cleanup:
             if receipt.calls:
                 keys = [call.call_id for call in receipt.calls]
                 await staging.delete(receipt.capture_key, keys)
+                failpoint("finalizer.after_delete")
             for capture_key in attempts_before(rollout_id, finalized.attempt_number):
                 await staging.drop_partition(capture_key)

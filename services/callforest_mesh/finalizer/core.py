@@ -25,6 +25,9 @@ from callforest_core.refusal import Refusal
 
 ENVIRONMENT_MASKED = "environment_masked"
 """The mask reason of a verified rollout that its environment keeps from training."""
+PENDING_CALL = "pending_call"
+CAPTURE_POISONED = "capture_poisoned"
+"""The mask reasons of an attempt that was not captured whole."""
 _LENGTH = "length"
 _NOTHING_SHA256 = hashlib.sha256(b"").digest()
 
@@ -35,6 +38,8 @@ class Mask:
 
     reason: str
     detail: str = ""
+    cause: str = ""
+    """What stands in the receipt as its cause, instead of the first failure row's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +115,10 @@ def mask_before_tokens(evidence: Evidence) -> Mask | None:
     if attempt is None:
         return Mask("attempt_not_captured", "no attempt was opened")
     if attempt.pending_call_ids:
-        return Mask("pending_call", ", ".join(attempt.pending_call_ids[:8]))
+        return Mask(PENDING_CALL, ", ".join(attempt.pending_call_ids[:8]))
     if evidence.failures:
         first = evidence.failures[0]
-        return Mask("capture_poisoned", f"{first.call_id}: {first.reason} {first.detail}".strip())
+        return Mask(CAPTURE_POISONED, f"{first.call_id}: {first.reason} {first.detail}".strip())
     if not evidence.records:
         return Mask("attempt_not_captured", "the attempt made no call")
     return None
@@ -189,7 +194,9 @@ def opened_receipt(
     if mask is not None:
         receipt.mask_reason = mask.reason
         receipt.mask_detail = mask.detail[:1024]
-    if evidence.failures:
+    if mask is not None and mask.cause:
+        receipt.mask_cause = mask.cause
+    elif evidence.failures:
         first = evidence.failures[0]
         receipt.mask_cause = "/".join(filter(None, (first.reason, first.worker_reason)))
     return receipt
@@ -247,5 +254,6 @@ def differing_field(
         "result": (stored.result_sha256 or _NOTHING_SHA256, asked.result_sha256),
         "selection": (stored.selection, request.selection),
         "environment_masked": (receipt.environment_masked, request.environment_masked),
+        "mask_refused_selection": (stored.mask_refused_selection, request.mask_refused_selection),
     }
     return next((name for name, (old, new) in pairs.items() if old != new), None)

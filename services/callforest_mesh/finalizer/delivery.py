@@ -18,6 +18,7 @@ from callforest.finalizer.v1 import row_log_pb2
 from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import draining
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.validation import check, malformed
 from callforest_mesh.finalizer.cleanup import Cleanup
@@ -161,9 +162,11 @@ class Subscription:
         if cursor > max(self._sent, state.committed_cursor):
             raise cursor_invalid(cursor, state.committed_cursor, self._sent)
         async with self._committing:
+            failpoint("finalizer.before_cursor")
             moved = await self._home.row_log.commit(
                 self._tenant, cursor, allowed=lambda: not self._superseded
             )
+            failpoint("finalizer.after_cursor")
             if moved is None:
                 raise _superseded(self._consumer)
             self._confirmed.append(cursor)
@@ -189,6 +192,7 @@ class Subscription:
         if logged is None:
             return None
         batch = await self._batch(logged)
+        failpoint("finalizer.before_delivery")
         self._credit -= 1
         self._sent += 1
         return batch

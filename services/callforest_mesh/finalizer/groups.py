@@ -51,6 +51,7 @@ def log_group(
     if abandon_reason:
         return dropped(logged, abandon_reason)
     if min_valid_fraction is not None and _valid_fraction(rollouts) < min_valid_fraction:
+        logged.replacement_follows = True
         return dropped(logged, BELOW_MIN_VALID_FRACTION)
     layout = lay_out_group(group_id, [_contribution(one) for one in rollouts], row_multiple)
     if not layout.rows:
@@ -88,6 +89,7 @@ def make_batch(
         row_multiple=logged.row_multiple,
         heuristic_fraction=logged.heuristic_fraction,
         traceparent=logged.traceparent,
+        replacement_follows=logged.replacement_follows,
     )
     if logged.drop_reason and batch.ByteSize() > GROUP_BYTES_MAX:
         for receipt in batch.receipts:
@@ -130,6 +132,7 @@ def dropped(logged: row_log_pb2.LoggedGroup, reason: str) -> row_log_pb2.LoggedG
         drop_reason=reason,
         heuristic_fraction=logged.heuristic_fraction,
         traceparent=logged.traceparent,
+        replacement_follows=logged.replacement_follows,
     )
 
 
@@ -154,9 +157,15 @@ def _contribution(rollout: row_log_pb2.FinalizedRollout) -> Contribution:
 
 
 def _valid_fraction(rollouts: Sequence[row_log_pb2.FinalizedRollout]) -> float:
-    """Give the part of logical rollouts that were verified, environment-masked ones included."""
+    """Give the part of logical rollouts that were verified.
+
+    One that its environment masks was, if its generations were counted: whatever is verified has
+    sampled something.
+    """
     verified = [
-        not one.receipt.masked or one.receipt.mask_reason == ENVIRONMENT_MASKED for one in rollouts
+        not one.receipt.masked
+        or (one.receipt.mask_reason == ENVIRONMENT_MASKED and one.receipt.generated_token_count > 0)
+        for one in rollouts
     ]
     return sum(verified) / len(verified) if verified else 0.0
 

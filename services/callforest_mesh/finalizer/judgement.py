@@ -57,6 +57,7 @@ class Judge:
         staging: where tokens are.
         policy: what selects in forest mode when a request does not.
         telemetry: what is said of the judgements.
+        salvages: verified paths of an incomplete attempt of forest mode train (FIN-8).
     """
 
     def __init__(
@@ -65,11 +66,15 @@ class Judge:
         staging: StagingClient,
         policy: Policy,
         telemetry: ServiceTelemetry = SILENT,
+        *,
+        salvages: bool = False,
     ) -> None:
+        self._salvages = salvages
         self._ledger = ledger
         self._staging = staging
         self._policy = policy
         self._tracer = telemetry.tracer
+        self._refused = spans.Refused(telemetry.metrics)
 
     async def judge(
         self, request: pb.FinalizeRolloutRequest, asked: core.Asked
@@ -107,6 +112,7 @@ class Judge:
             result_sha256=asked.result_sha256,
             path_bytes=judged.path_bytes,
             attempt_number=attempt.attempt_number if attempt is not None else 0,
+            mask_refused_selection=request.mask_refused_selection,
         )
         for path in judged.paths:
             if in_forest:
@@ -148,13 +154,21 @@ class Judge:
         return Judged(receipt, (row.call_ids,), path_bytes)
 
     async def _forest(self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence) -> Judged:
-        """Judge a rollout of which all selected calls train."""
-        mask = forest.mask_before_selection(evidence)
+        """Judge a rollout of which all selected calls train.
+
+        What the environment masks needs no evidence: what can be selected and verified of it all
+        the same is counted (FIN-9).
+        """
         choice: forest.Choice | None = None
-        grown: Forest | None = None
-        path_bytes = 0
+        salvaged: core.Mask | None = None
+        mask = forest.mask_before_selection(evidence)
         if mask is None:
             choice, mask = await self._chosen(request, evidence)
+        if mask is not None and self._may_salvage(request, mask):
+            salvaged = mask
+            choice, mask = await self._salvaged(request, evidence, mask)
+        grown: Forest | None = None
+        path_bytes = 0
         if mask is None and choice is not None:
             chosen = choice
             verified, sizes = await self._verified(
@@ -168,19 +182,41 @@ class Judge:
                 grown = verified
                 mask = _environment_mask(request)
                 path_bytes = sum(sizes[call_id] for call_id in chosen.selection.call_ids)
-        receipt = forest.make_receipt(request, evidence, choice, grown, mask)
+        if mask is not None and forest.mask_before_selection(evidence) is None:
+            mask = _environment_mask(request, besides=mask) or mask
+        salvaged = salvaged if mask is None else None
+        receipt = forest.make_receipt(request, evidence, choice, grown, mask, salvaged)
         if grown is None or mask is not None:
             return Judged(receipt, (), 0)
         return Judged(receipt, tuple(row.line.call_ids for row in grown.rows), path_bytes)
 
+    def _may_salvage(self, request: pb.FinalizeRolloutRequest, mask: core.Mask) -> bool:
+        incomplete = mask.reason in (core.PENDING_CALL, core.CAPTURE_POISONED)
+        return self._salvages and incomplete and not request.environment_masked
+
+    async def _salvaged(
+        self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence, mask: core.Mask
+    ) -> tuple[forest.Choice | None, core.Mask | None]:
+        """Select what is verified of an incomplete attempt, or keep the mask, with why."""
+        found = await asyncio.to_thread(forest.salvage, request, evidence, self._policy)
+        if isinstance(found, forest.Choice):
+            return found, None
+        told = f"{mask.detail}; not salvaged, {found.reason}: {found.detail}"
+        return None, core.Mask(mask.reason, told)
+
     async def _chosen(
         self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence
-    ) -> tuple[forest.Choice, core.Mask | None]:
+    ) -> tuple[forest.Choice | None, core.Mask | None]:
         """Select, on a thread: matching a long history takes its time, a policy may too."""
         try:
             choice = await asyncio.to_thread(forest.choose, request, evidence.records, self._policy)
             return choice, forest.mask_of_selection(evidence, choice.selection)
         except SelectionRefusedError as error:
+            if request.environment_masked:
+                return None, forest.mask_of_refusal(error)
+            self._refused.count(error.fault)
+            if request.mask_refused_selection:
+                return None, forest.mask_of_refusal(error)
             raise forest.refusal(request.rollout_id, error) from error
 
     async def _manifest(self, request: pb.FinalizeRolloutRequest) -> Manifest | None:
@@ -209,10 +245,16 @@ class Judge:
         return verified, {call.call_id: call.ByteSize() for call in staged}
 
 
-def _environment_mask(request: pb.FinalizeRolloutRequest) -> core.Mask | None:
+def _environment_mask(
+    request: pb.FinalizeRolloutRequest, besides: core.Mask | None = None
+) -> core.Mask | None:
+    """Give the environment's mask, which tells what else would have masked the rollout."""
     if not request.environment_masked:
         return None
-    return core.Mask(core.ENVIRONMENT_MASKED, "the environment keeps the rollout from training")
+    told = "the environment keeps the rollout from training"
+    if besides is not None and besides.reason != core.ENVIRONMENT_MASKED:
+        told = f"{told}; besides, {besides.reason}: {besides.detail}"
+    return core.Mask(core.ENVIRONMENT_MASKED, told)
 
 
 def _evidence(request: pb.FinalizeRolloutRequest, manifest: Manifest | None) -> core.Evidence:

@@ -11,6 +11,7 @@ from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_client.staging import StagingClient
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.finalizer import core, groups, spans
 from callforest_mesh.finalizer.delivery import Subscriptions
@@ -60,8 +61,11 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
         asked = core.Asked.of(request)
         stored = self._row_log.rollout(request.tenant, request.rollout_id)
         if stored is None:
+            failpoint("finalizer.before_judge")
             finalized = await self._judge.judge(request, asked)
+            failpoint("finalizer.after_judge")
             stored = await self._row_log.keep_rollout(request.tenant, finalized)
+            failpoint("finalizer.after_receipt")
             if stored is finalized:
                 self._finalized.count(stored.receipt)
         field = core.differing_field(stored, request, asked)
@@ -177,7 +181,9 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
             links = spans.rollout_links(laid_out, list(rollouts.values()))
             with self._tracer.linked("publish group", links) as span:
                 laid_out.traceparent = span.traceparent
+                failpoint("finalizer.before_publish")
                 logged = await self._row_log.publish(request.tenant, laid_out)
+                failpoint("finalizer.after_publish")
                 if logged is not None and span.recording:
                     span.describe(spans.group_attributes(logged))
             if logged is not None:

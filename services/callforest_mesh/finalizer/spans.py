@@ -11,6 +11,7 @@ from typing import Final
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, group_batch_pb2, receipt_pb2
 from callforest.finalizer.v1 import row_log_pb2
+from callforest_core.forest.selection import SelectionFault
 from callforest_mesh.chassis.call_attributes import CALL_ID, CAPTURE_KEY
 from callforest_mesh.chassis.instruments import Description
 from callforest_mesh.chassis.telemetry import Attributes, AttributeValue, Link, Metrics
@@ -32,7 +33,7 @@ MASK_REASONS: Final = frozenset(
     {
         *(TRAINS, "attempt_not_captured", "pending_call", "capture_poisoned"),
         *("terminal_not_attributed", "staged_call_missing", "staged_call_corrupt"),
-        *("sampling_mismatch", "selected_call_incomplete"),
+        *("sampling_mismatch", "selected_call_incomplete", "selection_refused"),
         *(SELECTION_NOT_CLOSED, ENVIRONMENT_MASKED),
         *("unsupported_schema", "unsupported_digest", "unsupported_extras_digest"),
         *("rollout_failed", "empty_manifest", "duplicate_manifest_row", "duplicate_staging_key"),
@@ -149,6 +150,13 @@ class Finalized:
                 "Rollouts that their environment keeps from training.",
             )
         )
+        self._salvaged = metrics.counter(
+            Description(
+                "callforest.finalizer.salvaged_rollouts",
+                "{rollout}",
+                "Rollouts whose verified paths train although their capture is incomplete.",
+            )
+        )
         self._lengths = {
             field: metrics.histogram(
                 Description(f"callforest.finalizer.{name}", "{token}", text),
@@ -164,10 +172,30 @@ class Finalized:
         self._rollouts.add(1, reason)
         if reason == SELECTION_NOT_CLOSED:
             self._not_closed.add(1)
+        if receipt.salvaged_from:
+            self._salvaged.add(1)
         if receipt.environment_masked:
             self._environment.add(1)
         for field, histogram in self._lengths.items():
             histogram.record(getattr(receipt, field), _MODES.get(receipt.mode, ""))
+
+
+class Refused:
+    """Counts selections that could not be taken, whether their owner had them masked or not."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._selections = metrics.counter(
+            Description(
+                "callforest.finalizer.selection_refused",
+                "{selection}",
+                "Selections whose evidence could not be taken, by fault.",
+            ),
+            {"fault": tuple(SelectionFault)},
+        )
+
+    def count(self, fault: SelectionFault) -> None:
+        """Count a refusal."""
+        self._selections.add(1, fault)
 
 
 class Published:

@@ -15,6 +15,7 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import draining
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
 
 DATABASES = ("rollouts", "slots", "groups", "log", "state")
@@ -72,6 +73,7 @@ class RowLog:
                 raise _mismatch(receipt.group_id, receipt.rollout_id, "group_id")
             key = tenant_key(tenant, receipt.rollout_id)
             txn.put("rollouts", key, finalized.SerializeToString())
+            failpoint("finalizer.after_receipt_put")
             txn.put("slots", slot_key, receipt.rollout_id.encode())
             return finalized
 
@@ -126,6 +128,7 @@ class RowLog:
             logged.cursor = state.head_cursor
             position = _position(tenant, logged.cursor)
             txn.put("log", position, logged.SerializeToString())
+            failpoint("finalizer.after_group_put")
             txn.put("groups", tenant_key(tenant, logged.group_id), position)
             txn.put("state", tenant_prefix(tenant), state.SerializeToString())
             return logged

@@ -16,9 +16,10 @@ from typing import Final
 from aiohttp import web
 
 from callforest_client.errors import CallforestError
-from callforest_mesh.gateway import core, events, refusals
+from callforest_mesh.chassis.failpoint import failpoint, is_armed
+from callforest_mesh.gateway import events, refusals
 from callforest_mesh.gateway.context_report import context_header
-from callforest_mesh.gateway.life import PendingCall
+from callforest_mesh.gateway.lives import PendingCall
 from callforest_mesh.gateway.refusals import HttpRefusal
 
 _LOG = logging.getLogger("callforest")
@@ -34,7 +35,6 @@ class Answer:
     """The answer to one HTTP request.
 
     Args:
-        normalised: what was asked.
         call: makes the response.
         begun: when the request was there whole, on the loop's clock.
         keep_alive_s: how long a client that asked for events gets nothing.
@@ -42,13 +42,12 @@ class Answer:
 
     def __init__(
         self,
-        normalised: core.NormalisedRequest,
         call: PendingCall,
         *,
         begun: float,
         keep_alive_s: float,
     ) -> None:
-        self._normalised = normalised
+        self._normalised = call.request
         self._call = call
         self._begun = begun
         self._keep_alive_s = keep_alive_s
@@ -62,9 +61,9 @@ class Answer:
         try:
             if self._normalised.streaming is not None and await self._outlasts():
                 return await self._keep_alive(request)
-            return await self._whole()
+            return await self._whole(request)
         except (asyncio.CancelledError, ConnectionError):
-            self._call.abandon()
+            self._call.leave()
             raise
 
     async def _outlasts(self) -> bool:
@@ -74,7 +73,7 @@ class Answer:
         await self._call.admitted_or_done()
         return not self._call.done
 
-    async def _whole(self) -> web.Response:
+    async def _whole(self, request: web.Request) -> web.Response:
         served = await self._call.served()
         waited_ms = self._waited_ms()
         overhead_ms = max(0.0, waited_ms - served.generation_us / 1000)
@@ -83,7 +82,13 @@ class Answer:
             headers[CONTEXT_HEADER] = context_header(served.context)
         events_asked = self._normalised.streaming is not None
         kind = EVENT_STREAM if events_asked else "application/json"
-        return web.Response(body=served.body, content_type=kind, headers=headers)
+        response = web.Response(body=served.body, content_type=kind, headers=headers)
+        if is_armed("gateway.after_reply_began"):
+            # The status line goes with the body, in one packet, unless a test wants to be between.
+            if (writer := await response.prepare(request)) is not None:
+                writer.send_headers()
+            failpoint("gateway.after_reply_began")
+        return response
 
     async def _keep_alive(self, request: web.Request) -> web.StreamResponse:
         """Send the status line at once, comments while the call lasts, then the events."""
@@ -92,6 +97,7 @@ class Answer:
         await response.prepare(request)
         while not self._call.done:
             await response.write(events.KEEP_ALIVE)
+            failpoint("gateway.after_keep_alive")
             await self._call.done_within(self._keep_alive_s)
         await response.write(await self._events(request))
         with contextlib.suppress(ConnectionError):  # everything was sent before

@@ -24,7 +24,8 @@ from callforest_core.lineage.fingerprint import (
     is_model_authored,
 )
 from callforest_core.lineage.items import Dialect, Item, request_items
-from callforest_core.lineage.replay import summarize_replay
+from callforest_core.lineage.replay import NORMALIZATION_VERSION, render_digest
+from callforest_mesh.gateway.conversations import ChainMemory, Conversation, read_conversation
 from callforest_mesh.gateway.evidence import ServedResponse
 
 _UNREADABLE_DOMAIN: Final = b"callforest-unreadable-request-v1"
@@ -37,13 +38,20 @@ class ChainEvidence:
 
     Attributes:
         probe: what the ledger needs to find the predecessor.
-        scan: the request's fingerprints; None when an item that a model wrote cannot be read.
+        conversation: the request's items, hashed.
         replay: the summary of the request; None when an item has no canonical form.
+        memory: where the conversation is kept once it is served; None for nowhere.
     """
 
     probe: capture_admission_pb2.ChainProbe
-    scan: ConversationScan | None
+    conversation: Conversation
     replay: replay_summary_pb2.ReplaySummary | None
+    memory: ChainMemory | None = None
+
+    @property
+    def scan(self) -> ConversationScan | None:
+        """The request's fingerprints; None when an item that a model wrote cannot be read."""
+        return self.conversation.scan
 
     def announce(self, intent: attempt_pb2.CallIntent) -> None:
         """Put the probe into an announcement."""
@@ -60,12 +68,18 @@ class ChainEvidence:
     def explain(self, verdict: capture_admission_pb2.Verdict) -> None:
         """Say nothing: in chain mode a history that is not known is no root."""
 
-    def keep(self, call_id: str, served: ServedResponse) -> None:
-        """Keep nothing: chain mode builds upon no request."""
+    def keep(self, call_id: str, served: ServedResponse) -> None:  # noqa: ARG002 - as in forest
+        """Remember what the request hashes to: the next one begins with it."""
+        if self.memory is not None:
+            self.memory.keep(self.conversation)
 
 
 def read_chain_evidence(
-    fields: Item, dialect: Dialect, options: Item, body_digest: bytes
+    fields: Item,
+    dialect: Dialect,
+    options: Item,
+    body_digest: bytes,
+    memory: ChainMemory | None = None,
 ) -> ChainEvidence:
     """Fingerprint a request.
 
@@ -74,11 +88,13 @@ def read_chain_evidence(
         dialect: its API.
         options: the request as the engine gets it, in Chat's names.
         body_digest: SHA-256 of what was received.
+        memory: the attempt's last conversation, which this one may continue.
     """
     items = _items(fields, dialect)
-    scan = _scan(items)
+    conversation = read_conversation(items, None if memory is None else memory.get())
     options = {**options, "instructions": fields.get("instructions")}
-    return ChainEvidence(_probe(scan, body_digest, items), scan, _replay(items, options))
+    probe = _probe(conversation.scan, body_digest, items)
+    return ChainEvidence(probe, conversation, _replay(conversation, options), memory)
 
 
 def _fingerprints(
@@ -110,13 +126,6 @@ def _items(fields: Item, dialect: Dialect) -> list[object]:
     if dialect is Dialect.RESPONSES and isinstance(turns, str):
         fields = {**fields, "input": [{"role": "user", "content": turns}]}
     return request_items(fields, dialect)
-
-
-def _scan(items: list[object]) -> ConversationScan | None:
-    try:
-        return ConversationScan(items)
-    except UnreadableItemError:
-        return None
 
 
 def _probe(
@@ -165,14 +174,16 @@ def _fields(item: object) -> Item:
     return item if isinstance(item, dict) else {}
 
 
-def _replay(items: list[object], fields: Item) -> replay_summary_pb2.ReplaySummary | None:
+def _replay(conversation: Conversation, fields: Item) -> replay_summary_pb2.ReplaySummary | None:
+    if conversation.source_digest is None:
+        return None
     try:
-        summary = summarize_replay(items, fields)
+        rendering = render_digest(fields)
     except CanonicalJsonError:
         return None
     return replay_summary_pb2.ReplaySummary(
-        normalization_version=summary.normalization_version,
-        item_count=summary.item_count,
-        source_digest=summary.source_digest,
-        render_digest=summary.render_digest,
+        normalization_version=NORMALIZATION_VERSION,
+        item_count=conversation.item_count,
+        source_digest=conversation.source_digest,
+        render_digest=rendering,
     )

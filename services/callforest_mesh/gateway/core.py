@@ -5,11 +5,10 @@ Pure: ids, times and bytes come in as arguments.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from google.protobuf import timestamp_pb2
 
@@ -28,11 +27,13 @@ from callforest_core.lineage.items import (
     response_items,
 )
 from callforest_mesh.gateway import responses
+from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.gateway.chain_evidence import read_chain_evidence
+from callforest_mesh.gateway.conversations import ChainMemory
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
-from callforest_mesh.gateway.evidence import Claim, Evidence, ServedResponse
+from callforest_mesh.gateway.evidence import Evidence, ServedResponse
 from callforest_mesh.gateway.json_body import parse_body, write_json
-from callforest_mesh.gateway.refusals import malformed, unsupported
+from callforest_mesh.gateway.refusals import malformed
 from callforest_mesh.gateway.response_output import TranslationError, response_of
 from callforest_mesh.gateway.unsupported import refuse_unsupported
 
@@ -60,7 +61,7 @@ class NormalisedRequest:
         dialect: the API in which it was asked, and is answered.
         body: the Chat Completions request for the engine; as received, unless it had to be
             translated or asked for a stream.
-        body_digest: SHA-256 of what was received.
+        body_digest: tells it from another request (`asked.digest_body`).
         evidence: by what the call finds the one that it continues, in the attempt's mode.
         streaming: how the response is to be streamed; None for a plain one.
         echo: what a Responses response says again of its request.
@@ -91,57 +92,28 @@ class Conversion:
     echo: Mapping[str, object]
 
 
-def read_request(body: bytes, dialect: Dialect = Dialect.CHAT) -> NormalisedRequest:
+def read_request(
+    body: bytes,
+    dialect: Dialect = Dialect.CHAT,
+    body_digest: bytes | None = None,
+    memory: ChainMemory | None = None,
+) -> NormalisedRequest:
     """Parse and judge a request of chain mode.
+
+    Args:
+        body: as received.
+        dialect: the API in which it is asked.
+        body_digest: tells it from another request, if that is known already.
+        memory: the attempt's last conversation, which this one may continue.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
     fields = parse_body(body)
     converted = convert(fields, body, dialect)
-    digest = hashlib.sha256(body).digest()
-    evidence = read_chain_evidence(fields, dialect, converted.chat, digest)
+    digest = body_digest or digest_body(body, dialect)
+    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory)
     return normalised(converted, dialect, digest, evidence)
-
-
-class RequestReader(Protocol):
-    """Reads requests in one capture mode."""
-
-    def read(
-        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
-    ) -> NormalisedRequest:
-        """Parse and judge a request.
-
-        Args:
-            capture_key: the attempt.
-            body: as received.
-            dialect: its API.
-            claim: the call that it says it continues.
-
-        Raises:
-            HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
-                history that is not kept.
-        """
-        ...
-
-
-class ChainReader:
-    """Reads requests of chain mode; which call they continue is found without any claim."""
-
-    def read(
-        self,
-        capture_key: str,  # noqa: ARG002 - as in forest mode
-        body: bytes,
-        dialect: Dialect,
-        claim: Claim | None = None,
-    ) -> NormalisedRequest:
-        """Parse and judge a request; see `RequestReader.read`."""
-        if claim is not None and not claim.history_is_whole:
-            raise unsupported(
-                "continues_call_id",
-                "Histories are kept in forest mode alone. Send the whole history.",
-            )
-        return read_request(body, dialect)
 
 
 def normalised(
@@ -257,16 +229,20 @@ def generation_of(
     request: NormalisedRequest,
     verdict: capture_admission_pb2.Verdict,
     intent: attempt_pb2.CallIntent,
+    *,
+    captured: bool = True,
 ) -> worker_pb.GenerateCall:
     """Make what the worker is asked of an announced call."""
+    admission = None
+    if captured:
+        forest = is_forest(intent)
+        admission = admission_of(verdict, intent.capture_key, intent.call_id, is_forest=forest)
     return worker_pb.GenerateCall(
         capture_key=intent.capture_key,
         call_id=intent.call_id,
         create_time=intent.admit_time,
         chat_request=request.body,
-        admission=admission_of(
-            verdict, intent.capture_key, intent.call_id, is_forest=is_forest(intent)
-        ),
+        admission=admission,
         configuration_digest=intent.configuration_digest,
     )
 

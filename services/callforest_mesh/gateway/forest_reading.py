@@ -8,7 +8,6 @@ compared byte for byte, types and order of keys included, before anything of the
 from __future__ import annotations
 
 import hashlib
-import marshal
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,9 +24,10 @@ from callforest_core.lineage.source import (
     source_render_digest,
 )
 from callforest_mesh.gateway import core, responses
+from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions, Turns
-from callforest_mesh.gateway.json_body import parse_body, write_items, write_json
+from callforest_mesh.gateway.json_body import exact_bytes, parse_body, write_items, write_json
 from callforest_mesh.gateway.refusals import (
     HttpRefusal,
     history_claim_refused,
@@ -38,10 +38,6 @@ from callforest_mesh.gateway.refusals import (
 from callforest_mesh.gateway.source_evidence import SourceEvidence
 
 _UNREADABLE_OPTIONS: Final = b"callforest-unreadable-options-v1"
-_MARSHAL_VERSION: Final = 2
-"""The last version in which equal values are always equal bytes, and others never: later ones write
-what came before as a reference."""
-_LIST_HEAD: Final = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +74,12 @@ class ForestReader:
         self._histories = histories
 
     def read(
-        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
+        self,
+        capture_key: str,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim | None = None,
+        body_digest: bytes | None = None,
     ) -> core.NormalisedRequest:
         """Parse and judge a request.
 
@@ -87,35 +88,49 @@ class ForestReader:
             body: as received.
             dialect: its API.
             claim: the call that it says it continues.
+            body_digest: tells it from another, if that is known already.
 
         Raises:
             HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
                 history that is not kept.
         """
         fields = parse_body(body)
+        digest = body_digest or digest_body(body, dialect, claim)
         if claim is not None and not claim.history_is_whole:
-            return self._read_delta(capture_key, fields, body, dialect, claim)
-        return self._read_whole(capture_key, fields, body, dialect, claim)
+            return self._read_delta(capture_key, fields, body, dialect, claim, digest)
+        return self._read_whole(capture_key, fields, body, dialect, claim, digest)
 
     def _read_whole(
-        self, capture_key: str, fields: Item, body: bytes, dialect: Dialect, claim: Claim | None
+        self,
+        capture_key: str,
+        fields: Item,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim | None,
+        digest: bytes,
     ) -> core.NormalisedRequest:
         turns = fields.get(core.turns_name(dialect))
         known, mark = self._marked(capture_key, fields, dialect, turns)
         if known is not None and isinstance(turns, list):
             read = _read_from(known, turns[known.turn_count :], fields, body, dialect)
             if read is not None:
-                return self._request(capture_key, fields, body, dialect, claim, read, mark)
+                return self._request(capture_key, fields, digest, dialect, claim, read, mark)
         converted = core.convert(fields, body, dialect)
         items = source_items(fields, dialect)
         plain = dialect is Dialect.CHAT and not fields.get("instructions")
         messages = items if plain else _messages_of(converted.chat)
         count = len(turns) if isinstance(turns, list) else 1
         read = _Read(converted, None, EMPTY_HISTORY, None, items, messages, count)
-        return self._request(capture_key, fields, body, dialect, claim, read, mark)
+        return self._request(capture_key, fields, digest, dialect, claim, read, mark)
 
     def _read_delta(
-        self, capture_key: str, fields: Item, body: bytes, dialect: Dialect, claim: Claim
+        self,
+        capture_key: str,
+        fields: Item,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim,
+        digest: bytes,
     ) -> core.NormalisedRequest:
         base = self._histories.get(capture_key, claim.call_id)
         if base is None or base.dialect is not dialect:
@@ -136,20 +151,19 @@ class ForestReader:
         parts = [*base.messages(), write_items(messages)]
         whole = _completed(converted, parts, fields, dialect)
         read = _Read(whole, base, base.history, base.answer, items, messages, count)
-        return self._request(capture_key, fields, body, dialect, claim, read, b"")
+        return self._request(capture_key, fields, digest, dialect, claim, read, b"")
 
     def _request(
         self,
         capture_key: str,
         fields: Item,
-        body: bytes,
+        digest: bytes,
         dialect: Dialect,
         claim: Claim | None,
         read: _Read,
         mark: bytes,
     ) -> core.NormalisedRequest:
         """Put together what was read of a request."""
-        digest = hashlib.sha256(body).digest()
         options = _options(fields, read.converted.chat, digest)
         history = read.begun.extended(read.items)
         evidence = SourceEvidence(
@@ -178,13 +192,13 @@ class ForestReader:
         """
         if not isinstance(turns, list):
             return None, b""
-        written = hashlib.sha256(_written([dialect.value, fields.get("instructions")]))
+        written = hashlib.sha256(exact_bytes([dialect.value, fields.get("instructions")]))
         end = _last_answer_begins(turns)
         known = None
         if end:
-            written.update(_written(turns[:end]))
+            written.update(exact_bytes(turns[:end]))
             known = self._histories.recognise(capture_key, written.digest())
-        written.update(_written(turns[end:]))
+        written.update(exact_bytes(turns[end:]))
         return known, written.digest()
 
 
@@ -212,14 +226,6 @@ def _read_from(
     parts = [*known.request_messages(), write_items(messages)]
     whole = _completed(converted, parts, fields, dialect)
     return _Read(whole, known, begun, None, new, messages, count)
-
-
-def _written(values: list[object]) -> memoryview:
-    """Write parsed JSON as bytes that are equal for equal values alone; a list's without its head.
-
-    The writer of the standard library's own bytes is some ten times as fast as that of JSON.
-    """
-    return memoryview(marshal.dumps(values, _MARSHAL_VERSION))[_LIST_HEAD:]
 
 
 def _last_answer_begins(turns: list[object]) -> int:

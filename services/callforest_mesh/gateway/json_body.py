@@ -7,6 +7,7 @@ a stack holds) is refused before anything is decided by it.
 from __future__ import annotations
 
 import json
+import marshal
 import math
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -16,6 +17,10 @@ from callforest_mesh.gateway.refusals import malformed
 
 DEPTH_MAX: Final = 128
 """Lists and objects inside one another; no request needs more, and a parser has a stack."""
+_MARSHAL_VERSION: Final = 2
+"""The last version in which equal values are always equal bytes, and others never: later ones write
+what came before as a reference."""
+_LIST_HEAD: Final = 5
 
 
 def parse_body(body: bytes) -> Item:
@@ -51,6 +56,15 @@ def write_json(value: object) -> bytes:
 def write_items(items: Sequence[object]) -> bytes:
     """Write values as they stand in a JSON list, without its brackets."""
     return write_json(items)[1:-1]
+
+
+def exact_bytes(values: list[object]) -> memoryview:
+    """Write parsed JSON as bytes that are equal for equal values alone; a list's without its head.
+
+    Types and the order of keys count. The writer of the standard library's own bytes is some ten
+    times as fast as that of JSON.
+    """
+    return memoryview(marshal.dumps(values, _MARSHAL_VERSION))[_LIST_HEAD:]
 
 
 def _object(pairs: list[tuple[str, object]]) -> Item:

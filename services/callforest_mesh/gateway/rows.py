@@ -15,6 +15,7 @@ from callforest.capture.v1 import attempt_pb2, call_record_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError, reason_name
 from callforest_client.ledger import LedgerClient
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.gateway.life import INVALID_COORDINATES, REQUEST_FINISHED, Life
 from callforest_mesh.gateway.measures import LifeMeasures
 from callforest_mesh.gateway.refusals import of_service, unavailable
@@ -79,6 +80,8 @@ class Rows:
         except RefusedError as error:
             _LOG.warning("call %s/%s has no record: %s", life.capture_key, life.call_id, error)
             life.describe_row("refused", reason=reason_name(error.reason))
+            if _was_withdrawn(error):
+                raise unavailable("The call was withdrawn meanwhile. Repeat.") from error
             if error.reason in _UNKNOWN:
                 raise unavailable("The ledger failed; nothing was served.") from error
             if error.reason not in _MARKED:
@@ -153,6 +156,8 @@ class Rows:
             _LOG.warning(
                 "call %s/%s: its row was refused: %s", life.capture_key, life.call_id, error
             )
+            if _was_withdrawn(error):
+                raise unavailable("The call was withdrawn meanwhile. Repeat.") from error
             if error.reason not in _MARKED:
                 raise of_service(error) from error
         except UnavailableError as error:
@@ -164,6 +169,7 @@ class Rows:
                 record, timeout_s=left_s, traceparent=life.traceparent
             )
         )
+        failpoint("gateway.after_append")
 
     async def _durably(self, send: Callable[[float], Awaitable[_Answer]]) -> _Answer:
         """Send a row within the bound; repeat when the ledger says after which delay."""
@@ -177,3 +183,12 @@ class Rows:
                 if delay_ms is None or loop.time() + delay_ms / 1000 >= deadline:
                     raise
                 await asyncio.sleep(delay_ms / 1000)
+
+
+def _was_withdrawn(error: RefusedError) -> bool:
+    """Say whether a row was refused since its call never was: no row marks it, nothing may leave.
+
+    A repeat announces it anew.
+    """
+    is_mismatch = error.reason == er.ERROR_REASON_CALL_MISMATCH
+    return is_mismatch and error.metadata.get("field") == "withdrawal"

@@ -91,6 +91,8 @@ def refuse_turns(turns: list[Item], where: str, *, judged: int = 0) -> None:
         HttpRefusal: 400 `unsupported_value`, with the first place at fault.
     """
     for index, turn in enumerate(turns[judged:], judged):
+        if len(turn) == 2 and "role" in turn and type(turn.get("content")) is str:
+            continue  # nearly every turn
         named = [] if TOKEN_FIELDS.isdisjoint(turn) else sorted(TOKEN_FIELDS & turn.keys())
         for name in named:
             if turn[name] is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from google.protobuf import timestamp_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -38,8 +38,7 @@ class UnknownLogError(LogError):
     """Events of a kind, or contents, that this release does not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptKey:
+class AttemptKey(NamedTuple):
     """Names an attempt: its tenant and its capture key."""
 
     tenant: str

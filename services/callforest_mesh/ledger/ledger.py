@@ -13,6 +13,7 @@ from typing import Final, TypeVar, cast
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.ledger import commits, core, refusals
 from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
 from callforest_mesh.ledger.core import Decision
@@ -298,6 +299,7 @@ class Ledger:
 
         def written(outcome: tuple[T, dict[AttemptKey, AttemptSummary]]) -> AnswerT:
             result, changed = outcome
+            failpoint("ledger.after_durable")
             for attempt, summary in changed.items():
                 self._watch.publish(attempt, summary)
             return answer_of(result)

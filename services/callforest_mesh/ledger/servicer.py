@@ -15,6 +15,7 @@ from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
 from callforest_mesh.chassis.call_attributes import entry_attributes, intent_attributes
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
@@ -65,6 +66,7 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         attempt = await self._ledger.open_attempt(
             request.tenant, request.rollout_id, request.request_id, _mode(request)
         )
+        failpoint("ledger.after_open")
         return pb.OpenAttemptResponse(attempt=attempt)
 
     async def RecordIntents(
@@ -107,7 +109,9 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         context: _Unary[pb.CloseAdmissionsRequest, pb.CloseAdmissionsResponse],
     ) -> pb.CloseAdmissionsResponse:
         """End new calls of an attempt."""
+        failpoint("ledger.before_close")
         attempt = await self._ledger.close_admissions(_key(request))
+        failpoint("ledger.after_close")
         return pb.CloseAdmissionsResponse(attempt=attempt)
 
     async def AwaitSettled(
@@ -125,7 +129,10 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         context: _Unary[pb.SealAttemptRequest, pb.SealAttemptResponse],
     ) -> pb.SealAttemptResponse:
         """Make an attempt's manifest final."""
-        return pb.SealAttemptResponse(attempt=await self._ledger.seal(_key(request)))
+        failpoint("ledger.before_seal")
+        attempt = await self._ledger.seal(_key(request))
+        failpoint("ledger.after_seal")
+        return pb.SealAttemptResponse(attempt=attempt)
 
     async def GetManifest(
         self,
@@ -150,11 +157,13 @@ class LedgerServicer(rpc.LedgerServiceServicer):
     def _record_intent(
         self, context: item_pb2.ItemContext, intent: attempt_pb2.CallIntent
     ) -> asyncio.Future[capture_admission_pb2.Verdict]:
+        failpoint("ledger.before_intent")
         return self._ledger.record_intent(context.tenant, intent)
 
     def _commit_call(
         self, context: item_pb2.ItemContext, entry: attempt_pb2.ManifestEntry
     ) -> asyncio.Future[pb.CommittedEntry]:
+        failpoint("ledger.before_row")
         which = entry.WhichOneof("entry")
         if which == "record":
             return self._ledger.commit_record(context.tenant, entry.record)

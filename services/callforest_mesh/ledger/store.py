@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeVar
 
 from callforest.ledger.v1 import ledger_event_pb2
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.attempt import AttemptKey
@@ -157,11 +158,15 @@ class LmdbLedgerStore:
 class _LmdbReader:
     def __init__(self, txn: ReadTxn) -> None:
         self._snapshot = txn
+        self._revisions: dict[AttemptKey, int] = {}
 
     def revision(self, attempt: AttemptKey) -> int:
-        # A damaged key is found where the log is folded: then the numbers do not follow each other.
-        found = self._snapshot.last_key(_EVENTS, attempt_prefix(attempt))
-        return 0 if found is None else revision_of(found)
+        known = self._revisions.get(attempt)
+        if known is None:
+            # A damaged key is found where the log is folded: its number follows no other.
+            found = self._snapshot.last_key(_EVENTS, attempt_prefix(attempt))
+            known = self._revisions[attempt] = 0 if found is None else revision_of(found)
+        return known
 
     def read(
         self, attempt: AttemptKey, *, after: int = 0, limit: int | None = None
@@ -203,11 +208,15 @@ class _LmdbWriter(_LmdbReader):
         for revision, event in enumerate(events, expected_revision + 1):
             key = prefix + _REVISION.pack(revision)
             self._txn.put(_EVENTS, key, event.SerializeToString())
+            self._revisions[attempt] = revision
             if event.WhichOneof("event") == "attempt_opened":
                 self._index(event.attempt_opened)
+        failpoint("ledger.after_append")
 
     def forget(self, opened: ledger_event_pb2.AttemptOpened) -> int:
-        prefix = attempt_prefix(AttemptKey(opened.tenant, opened.capture_key))
+        attempt = AttemptKey(opened.tenant, opened.capture_key)
+        self._revisions.pop(attempt, None)
+        prefix = attempt_prefix(attempt)
         keys = [key for key, _ in self._txn.scan(_EVENTS, prefix)]
         for key in keys:
             self._txn.delete(_EVENTS, key)

@@ -66,8 +66,10 @@ class AttemptViews:
         self._weight -= self._weights.pop(attempt, 0)
 
     def _weigh(self, attempt: AttemptKey, view: AttemptView) -> None:
-        weight = view.call_count + ATTEMPT_WEIGHT
-        self._weight += weight - self._weights.get(attempt, 0)
+        weight, before = view.call_count + ATTEMPT_WEIGHT, self._weights.get(attempt, 0)
+        if weight == before:
+            return
+        self._weight += weight - before
         self._weights[attempt] = weight
         while self._weight > self._calls_max and len(self._views) > 1:
             self.forget(next(iter(self._views)))

@@ -12,10 +12,11 @@ from callforest.staging.v1 import staging_service_pb2_grpc as rpc
 from callforest_client.frames import FRAME_BYTES, FRAME_FIELDS, frames_of
 from callforest_client.streams import FETCH_PREFIX, STAGE
 from callforest_mesh.chassis.call_attributes import prefix_attributes, stage_attributes
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.instruments import Description
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
-from callforest_mesh.staging.core import check_call
+from callforest_mesh.staging.core import check_call, strip_columns
 from callforest_mesh.staging.store import StagedCalls
 
 
@@ -85,6 +86,8 @@ class StagingServicer(rpc.StagingServiceServicer):
                 self._calls.some, request.tenant, request.capture_key, call_ids[done:]
             )
             for call in calls:
+                if request.without_columns:
+                    strip_columns(call)
                 for part in _parts(call):
                     yield part
             done += len(calls)
@@ -93,15 +96,18 @@ class StagingServicer(rpc.StagingServiceServicer):
         self, request: pb.DeleteCallsRequest, context: object
     ) -> pb.DeleteCallsResponse:
         """Remove staged calls."""
+        failpoint("staging.before_delete")
         deleted = await self._calls.delete(
             request.tenant, request.capture_key, list(request.call_ids)
         )
+        failpoint("staging.after_delete")
         return pb.DeleteCallsResponse(deleted_count=deleted)
 
     async def DropPartition(
         self, request: pb.DropPartitionRequest, context: object
     ) -> pb.DropPartitionResponse:
         """Tear an attempt down. A caller that goes away does not stop it half-way."""
+        failpoint("staging.before_drop")
         teardown = asyncio.ensure_future(self._calls.drop(request.tenant, request.capture_key))
         self._teardowns.add(teardown)
         teardown.add_done_callback(self._teardowns.discard)
@@ -118,7 +124,9 @@ class StagingServicer(rpc.StagingServiceServicer):
     def _stage_call(
         self, context: item_pb2.ItemContext, call: staged_call_pb2.StagedCall
     ) -> asyncio.Future[pb.StagedReceipt]:
+        failpoint("staging.before_check")
         check_call(call)
+        failpoint("staging.after_check")
         return self._calls.put(context.tenant, call, self._staged_bytes.add)
 
     async def _fetch_prefix(

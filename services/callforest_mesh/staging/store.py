@@ -9,6 +9,7 @@ from typing import Final
 from callforest.capture.v1 import staged_call_pb2
 from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest_client.codec import delta_len_of, parent_of
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
 from callforest_mesh.chassis.record_frame import checksum
 from callforest_mesh.chassis.transaction import corrupt
@@ -74,9 +75,11 @@ class StagedCalls:
             segment, offset = collector.add(txn, tenant_key(tenant), payload)
             entry = CallEntry(segment, offset, len(payload), seal, link)
             txn.put(CALLS, key, entry.to_bytes())
+            failpoint("staging.after_put")
             return None
 
         def receipt(stored: bytes | None) -> pb.StagedReceipt:
+            failpoint("staging.before_receipt")
             if stored is None:
                 staged(len(payload))
                 return receipt_of(call, None)
@@ -166,6 +169,7 @@ class StagedCalls:
         while True:
             count = await self._opened().write(drop_some, records=_DROP_CALLS, reserve=True)
             dropped += count
+            failpoint("staging.after_drop_part")
             if count < _DROP_CALLS:
                 return dropped
             await asyncio.sleep(0)

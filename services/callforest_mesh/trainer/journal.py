@@ -13,6 +13,7 @@ from pathlib import Path
 
 from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.chassis.durable_file import replace_durably
+from callforest_mesh.chassis.failpoint import failpoint
 
 _ISSUED = "issued_weight_version.json"
 _CHECKPOINT = re.compile(r"^step-(\d{9})$")
@@ -61,6 +62,7 @@ class TrainerJournal:
             raise ValueError(f"weight version {version} was issued before")
         note = json.dumps({"weight_version": version})
         replace_durably(self._directory / _ISSUED, note.encode())
+        failpoint("trainer.after_issue")
 
     def weights_path(self, version: int) -> Path:
         """Name the file that holds a version's weights."""
@@ -68,6 +70,7 @@ class TrainerJournal:
 
     def forget_weights_before(self, version: int) -> None:
         """Remove the weights of older versions; a restarted worker needs only the last."""
+        failpoint("trainer.after_push")
         for path in self._weights.glob("version-*.safetensors"):
             if path != self.weights_path(version):
                 path.unlink()

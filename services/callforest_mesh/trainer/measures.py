@@ -46,6 +46,10 @@ def measure_training(metrics: Metrics, announcements: Announcements) -> None:
 
     for name, unit, text in _STEP_LEVELS:
         metrics.gauge(Description(f"callforest.trainer.{name}", unit, text), of_step(name))
+    lost = Description(
+        "callforest.trainer.dropped_prompt_groups", "{group}", "Dropped groups of the last step."
+    )
+    metrics.gauge(lost, of_step("dropped_group_count"))
     for name, unit, text in _STATUS_LEVELS:
         metrics.gauge(Description(f"callforest.trainer.{name}", unit, text), of_status(name))
     steps = Description("callforest.trainer.step", "{step}", "Finished optimizer steps.")
@@ -66,7 +70,8 @@ def batch_links(batches: Sequence[group_batch_pb2.GroupBatch]) -> list[Link]:
 
 def step_attributes(metrics: pb.StepMetrics) -> Attributes:
     """Say what a step did."""
-    named = ("step", "weight_version", "rollout_count", *(name for name, _, _ in _STEP_LEVELS))
+    counted = ("step", "weight_version", "rollout_count", "dropped_group_count")
+    named = (*counted, *(name for name, _, _ in _STEP_LEVELS))
     found: dict[str, AttributeValue] = {
         f"callforest.{name}": getattr(metrics, name) for name in named
     }

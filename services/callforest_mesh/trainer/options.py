@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from callforest.trainer.v1 import learner_service_pb2 as pb
+from callforest_core.forest.step_floor import check_fraction
 from callforest_mesh.trainer.batch import BatchOptions
 from callforest_mesh.trainer.core import AdvantageOptions
 
@@ -21,6 +22,9 @@ class TrainerOptions:
         path: the trainer's state directory: checkpoints, weights, issued versions.
         model_path: a directory with a Hugging Face checkpoint.
         groups_per_step: groups of one optimizer step; constant over a run.
+        min_step_batch_fraction: the part of a step's groups that must be kept; dropped ones count
+            against the step, and below it training stops. None: dropped groups fill no step, and
+            the step waits for others in their place.
         checkpoint_interval_steps: a checkpoint after every so many steps.
         checkpoints_kept: older ones are removed.
         consumer: the name under which the row log keeps the cursor.
@@ -41,6 +45,7 @@ class TrainerOptions:
     path: Path
     model_path: Path
     groups_per_step: int = 4
+    min_step_batch_fraction: float | None = None
     checkpoint_interval_steps: int = 5
     checkpoints_kept: int = 2
     consumer: str = "trainer"
@@ -68,6 +73,7 @@ class TrainerOptions:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if self.groups_per_step > GROUPS_PER_STEP_MAX:
             raise ValueError(f"groups_per_step must be at most {GROUPS_PER_STEP_MAX}")
+        check_fraction("min_step_batch_fraction", self.min_step_batch_fraction)
         if self.outage_s < 0 or self.learner_restarts < 0:
             raise ValueError("outage_s and learner_restarts must not be negative")
 

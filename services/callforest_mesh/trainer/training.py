@@ -22,6 +22,7 @@ from callforest.trainer.v1 import trainer_service_pb2 as pb
 from callforest_client.errors import CallforestError, UnavailableError
 from callforest_client.finalizer import FinalizerClient, RowSubscription
 from callforest_client.worker import WorkerClient
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import SILENT, Tracer
 from callforest_mesh.trainer.announcements import Announcements
 from callforest_mesh.trainer.batch import BatchRefusedError, plan_step
@@ -36,6 +37,7 @@ from callforest_mesh.trainer.rows import (
     StepInput,
     gather_step,
 )
+from callforest_mesh.trainer.step_groups import StepGroups, StepRefusedError
 
 _LOG = logging.getLogger("callforest")
 _REPEAT_S = 0.5
@@ -50,6 +52,7 @@ _SAYABLE = (
     GroupDefectError,
     SamplingMismatchError,
     LearnerLostError,
+    StepRefusedError,
     OSError,
     ValueError,
 )
@@ -216,6 +219,7 @@ class Training:
         step, cursor = self._checkpointed
         if cursor > 0:
             await subscription.commit(cursor)
+            failpoint("trainer.after_cursor")
             self._announce.status.committed_cursor = cursor
         answered, self._uncommitted = self._uncommitted, []
         for future in answered:
@@ -228,24 +232,24 @@ class Training:
         learner: LearnerProcess,
     ) -> list[group_batch_pb2.GroupBatch]:
         """Take groups until a step is full; write wanted checkpoints meanwhile."""
-        batches: list[group_batch_pb2.GroupBatch] = []
+        step = StepGroups(self._options.groups_per_step, self._options.min_step_batch_fraction)
         coming: asyncio.Task[group_batch_pb2.GroupBatch] | None = None
         try:
-            while sum(not batch.drop_reason for batch in batches) < self._options.groups_per_step:
+            while not step.is_full:
                 coming = coming or asyncio.ensure_future(_next(groups))
                 await self._first_of(coming)
                 if self._want.is_set():
                     await self._write_checkpoint(learner)
                 if coming.done():
-                    batches.append(coming.result())
+                    step.add(coming.result())
                     coming = None
-                    self._announce.status.waiting_group_count = len(batches)
+                    self._announce.status.waiting_group_count = len(step.batches)
         finally:
             if coming is not None:
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
         self._announce.status.waiting_group_count = 0
-        return batches
+        return step.batches
 
     async def _first_of(self, coming: asyncio.Task[group_batch_pb2.GroupBatch]) -> None:
         """Wait for a group or for a wanted checkpoint."""

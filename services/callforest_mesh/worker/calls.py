@@ -25,6 +25,7 @@ from callforest_core.custody.capture_input import CaptureDecision
 from callforest_core.custody.errors import CaptureError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import item_late, overloaded
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker import core
@@ -142,11 +143,14 @@ class Calls:
 
     async def _generate(self, ask: _Ask) -> pb.GeneratedCall:
         loop = asyncio.get_running_loop()
+        failpoint("worker.before_prefix")
         prefix, fault = await self._resolve(ask)
+        failpoint("worker.before_engine")
         begun = loop.time()
         with generation_span(self._tracer, ask.context.traceparent, ask.call.chat_request) as span:
             result = await self._run_engine(ask, prefix, self._engine.generate)
             span.describe_result(result)
+        failpoint("worker.after_engine")
         self._measures.count(result)
         generated = pb.GeneratedCall(
             chat_response=result.response,
@@ -272,11 +276,15 @@ class Calls:
         if capture.fault is not None:
             raise capture.fault
         staged, sequence = core.capture(capture.admission, capture.prefix, capture.result)
-        message = staged_call_to_proto(staged, generated.chat_response, generated.completion)
+        decision = generated.decision if generated.HasField("decision") else None
+        message = staged_call_to_proto(
+            staged, generated.chat_response, generated.completion, decision
+        )
+        failpoint("worker.before_stage")
         receipt = await self._stage_to_its_end(capture, message)
+        failpoint("worker.after_stage")
         if receipt.HasField("winner"):
-            generated.chat_response = receipt.winner.served_response
-            generated.completion.CopyFrom(receipt.winner.completion)
+            _serve_winner(receipt.winner, generated)
         elif receipt.coords == coords_of(staged):
             self._prefixes.keep(capture.context.tenant, staged.identity, sequence)
         else:
@@ -333,6 +341,15 @@ class _Capture:
     fault: CaptureError | None
     result: EngineResult
     schedule: _Schedule
+
+
+def _serve_winner(winner: staging_pb.StagedWinner, generated: pb.GeneratedCall) -> None:
+    """Answer with the generation that was staged first; another of the same call is nobody's."""
+    generated.chat_response = winner.served_response
+    generated.completion.CopyFrom(winner.completion)
+    generated.ClearField("decision")
+    if winner.HasField("decision"):
+        generated.decision.CopyFrom(winner.decision)
 
 
 def engine_away(engine: str) -> Refusal:

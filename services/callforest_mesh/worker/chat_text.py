@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from callforest_mesh.worker.engine import EngineRefusalError, TokenIds
 
@@ -44,21 +45,33 @@ class ChatMlTemplate:
         Raises:
             EngineRefusalError: a message has no role, or content that is no text.
         """
-        text = bytearray()
-        begins: list[int] = []
-        ends: list[int] = []
-        for message in messages:
-            begins.append(len(text))
-            text += f"\0{message.get('role')}\n{text_of(message)}".encode("utf-8", "replace")
-            ends.append(len(text))
-            text += b"\0\n"
+        turns = [_turn_of(message) for message in messages]
         if add_generation_prompt:
-            begins.append(len(text))
-            text += b"\0assistant\n"
+            turns.append("\0assistant\n")
+        text = "".join(turns).encode("utf-8", "replace")
         token_ids = np.frombuffer(text, np.uint8).astype(np.uint32)
-        token_ids[begins] = TURN_BEGIN
-        token_ids[ends] = TURN_END
+        marks = (token_ids == 0).nonzero()[0]
+        if len(marks) != 2 * len(messages) + add_generation_prompt:
+            marks = _marks(turns)  # a message has a zero of its own
+        token_ids[marks[::2]] = TURN_BEGIN
+        token_ids[marks[1::2]] = TURN_END
         return token_ids
+
+
+def _turn_of(message: Message) -> str:
+    """Write a turn; zeros stand for its begin and its end."""
+    content = message.get("content")
+    if type(content) is not str or "tool_calls" in message:
+        content = text_of(message)
+    return f"\0{message.get('role')}\n{content}\0\n"
+
+
+def _marks(turns: Sequence[str]) -> NDArray[np.intp]:
+    """Find where turns begin and end: their first byte, and their last but one."""
+    sizes = [len(turn.encode("utf-8", "replace")) for turn in turns]
+    begins = np.cumsum([0, *sizes])
+    pairs = np.stack((begins[:-1], begins[1:] - 2), axis=1).ravel()
+    return pairs if turns[-1].endswith("\0\n") else pairs[:-1]
 
 
 def text_of(message: Message) -> str:

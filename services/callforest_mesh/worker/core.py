@@ -39,6 +39,8 @@ STAGE_TIMEOUT: Final = "stage_timeout"
 
 _ENDED: Final = frozenset({"stop", "tool_calls", "function_call"})
 _DETAIL_MAX: Final = 1024
+_ENCODED_MAX: Final = 256
+_ENCODED: Final[dict[str, bytes]] = {}
 
 
 class PrefixUnavailableError(CaptureError):
@@ -206,7 +208,7 @@ def capture(
         generated_ids=result.generated_ids,
         logprobs=result.logprobs,
         weight_version=result.weight_version,
-        extras=encode_extras(_extras(result)),
+        extras=_encoded(_extras(result)),
         reported_generation_len=result.reported_completion_tokens,
     )
     return staged, Sequence(path, staged.chain_hash)
@@ -252,6 +254,18 @@ def weight_version_count(result: EngineResult) -> int:
 def shortened(detail: str) -> str:
     """Cut a detail to what a failure row may hold; half a surrogate pair has no UTF-8 form."""
     return detail[:_DETAIL_MAX].encode("utf-8", "replace").decode()
+
+
+def _encoded(extras: dict[str, ExtrasValue]) -> bytes:
+    """Encode extras; most calls have the same ones, and their text tells all values apart."""
+    text = repr(extras)
+    encoded = _ENCODED.get(text)
+    if encoded is None:
+        encoded = encode_extras(extras)
+        if len(_ENCODED) == _ENCODED_MAX:
+            _ENCODED.clear()
+        _ENCODED[text] = encoded
+    return encoded
 
 
 def _extras(result: EngineResult) -> dict[str, ExtrasValue]:

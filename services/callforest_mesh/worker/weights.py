@@ -9,6 +9,7 @@ from pathlib import Path
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.worker.calls import engine_away
 from callforest_mesh.worker.core import shortened
 from callforest_mesh.worker.engine import Engine, EngineRefusalError, EngineUnavailableError
@@ -103,10 +104,13 @@ class Weights:
             if record.version <= current:
                 raise _stale(record.version, current)
             await self._check_file(record)
+            failpoint("worker.before_load")
             await self._load(record, current)
+            failpoint("worker.after_load")
             loaded_by = self._engine.describe().configuration_digest
             record = replace(record, configuration_digest=loaded_by)
             await asyncio.to_thread(write_weight_record, self._directory, record)
+            failpoint("worker.after_record")
             self._last = record
             return record.version
 

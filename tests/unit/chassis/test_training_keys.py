@@ -25,11 +25,12 @@ policy:
   dynamic_batching: {enabled: false}
 grpo:
   calculate_advantages_on_gpu: false
+  overlong_filtering: false
 loss_fn:
   token_level_loss: true
   sequence_level_importance_ratios: false
 async_rl:
-  rollout_failure: {min_step_batch_fraction: 1}
+  rollout_failure: {redispatch: false}
 """
 
 
@@ -59,6 +60,10 @@ def test_without_a_section_attempts_are_of_chain_mode() -> None:
          "needs forest_training"),
         ("token_capture.min_valid_fraction_per_group=0", "token_capture", "above 0"),
         ("token_capture.min_valid_fraction_per_group=1.5", "token_capture", "at most 1"),
+        ("token_capture.incomplete_capture=train_verified_paths", "token_capture",
+         "needs forest_training"),
+        ("token_capture.incomplete_capture=salvage", "token_capture.incomplete_capture",
+         "must be one of 'mask', 'train_verified_paths'"),
         ("token_capture.forrest_training=true", "token_capture.forrest_training",
          "did you mean 'forest_training'?"),
         ("token_capture.defer_routed_experts_to_policy=true",
@@ -82,6 +87,8 @@ def test_without_a_section_attempts_are_of_chain_mode() -> None:
         ("grpo.advantage_clip_low=-1", "grpo.advantage_clip_low", "trainer.advantages.clip_low"),
         ("grpo.masked_reward_policy=include", "grpo.masked_reward_policy",
          "trainer.advantages.masked_reward_policy"),
+        ("grpo.overlong_filtering=true", "grpo.overlong_filtering",
+         "trainer.advantages.overlong_filtering here; rename it and keep its value"),
         ("grpo.calculate_advantage_on_gpu=false", "grpo.calculate_advantage_on_gpu",
          "did you mean 'calculate_advantages_on_gpu'?"),
         ("loss_fn.token_level_loss=false", "loss_fn.token_level_loss", "cut into rows"),
@@ -91,7 +98,8 @@ def test_without_a_section_attempts_are_of_chain_mode() -> None:
         ("loss_fn.sequence_mask=true", "loss_fn.sequence_mask", "how rows were cut"),
         ("data.loss_multiplier=2", "data.loss_multiplier", "weighs the same"),
         ("async_rl.rollout_failure.min_step_batch_fraction=0.5",
-         "async_rl.rollout_failure.min_step_batch_fraction", "whole steps"),
+         "async_rl.rollout_failure.min_step_batch_fraction",
+         "trainer.min_step_batch_fraction here; rename it and keep its value"),
         ("async_rl.rollout_failure.redispatch=true", "async_rl.rollout_failure.redispatch",
          "dropped"),
         ("grpo=1", "grpo", "must be a section"),

@@ -352,6 +352,19 @@ def test_a_refusal_names_the_fault_and_the_calls() -> None:
     assert told.facts == {"rollout_id": "r0", "fault": "policy_unknown", "call_ids": "z"}
 
 
+def test_refused_selections_are_counted_by_their_fault() -> None:
+    metrics = Metrics()
+    counted = spans.Refused(metrics)
+    error = refused(selection={"call_ids": ["c1", "z"], "terminal_call_id": "c1"})
+    counted.count(error.fault)
+    (counter,) = metrics.counters
+    assert counter.description.name == "callforest.finalizer.selection_refused"
+    assert counter.sums() == [({"fault": "policy_unknown"}, 1)]
+    mask = forest.mask_of_refusal(error)
+    assert (mask.reason, mask.cause) == ("selection_refused", "policy_unknown")
+    assert mask.reason in spans.MASK_REASONS
+
+
 @pytest.mark.requirement("FOR-7", "FIN-9", "SEL-5")
 def test_each_logical_rollout_is_measured_once_and_what_is_unverified_as_nothing() -> None:
     metrics = Metrics()

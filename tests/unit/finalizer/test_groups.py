@@ -79,7 +79,13 @@ def test_a_group_needs_its_part_of_verified_rollouts(masks: list[str], dropped: 
     rollouts = [finalized(slot, masked=bool(mask)) for slot, mask in enumerate(masks)]
     for rollout, mask in zip(rollouts, masks, strict=True):
         rollout.receipt.mask_reason = mask
+        rollout.receipt.generated_token_count = 3 * (mask in ("", "environment_masked"))
     assert log(*rollouts, min_valid_fraction=0.5).drop_reason == dropped
+    for rollout in rollouts:
+        rollout.receipt.generated_token_count = 0
+    unverified = [one for one in masks if one]
+    lost = log(*rollouts, min_valid_fraction=0.5).drop_reason != ""
+    assert lost == (2 * len(unverified) > len(masks)), "what was not verified counts as such"
     assert log(*rollouts).drop_reason in ("", "no_valid_layout")
     late = log(*rollouts, min_valid_fraction=0.5, abandon_reason="late")
     assert late.drop_reason == "late"

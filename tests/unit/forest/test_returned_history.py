@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -186,6 +187,53 @@ def _refused(result: object, records: list[CallRecord] | None = None) -> Selecti
     return caught.value
 
 
+TRIPLETS = [*TWINS, record("t3", [said("ok")], A)]
+OTHER_RULES = [
+    A,
+    replace(B, output=None if B.output is None else replace(B.output, normalization_version=3)),
+]
+
+
+@pytest.mark.requirement("SEL-2")
+def test_equal_answers_that_are_all_shown_are_all_selected() -> None:
+    """Siblings too; they stand as they were committed, whatever their names are."""
+    shown = {"output": [said("ok"), asked(), said("ok")]}
+    assert select(shown, TWINS).call_ids == ("t1", "t2")
+    assert select(shown, [TWINS[0], TWINS[2], TWINS[1]]).call_ids == ("t2", "t1")
+    assert select({"output": [said("ok")] * 3}, TRIPLETS).call_ids == ("t1", "t2", "t3")
+    named = {"output": [said("ok"), asked(), said("ok", "t1"), said("ok")]}
+    assert select(named, TRIPLETS).call_ids == ("t2", "t1", "t3")
+    child = record("t0", [said("ok")], TWINS[2])
+    family = [child, *TWINS]
+    assert select({"output": [said("ok")] * 3}, family).call_ids == ("t2", "t0", "t1")
+
+
+@pytest.mark.requirement("SEL-2")
+def test_cuts_that_select_the_same_calls_are_one_reading() -> None:
+    """Three times the same item: one answer of one, one of two, in either order."""
+    one = record("one", [said("a")])
+    two = record("two", [said("a"), said("a")], one)
+    items = {"output": [said("a")] * 3}
+    assert select(items, [one, two]).call_ids == ("one", "two"), "a parent comes first"
+    alone = record("alone", [said("a"), said("a")])
+    assert select(items, [alone, one]).call_ids == ("alone", "one"), "in commit order"
+    third = record("third", [said("a")])
+    assert _refused(items, [one, two, third]).fault == "answer_ambiguous", "one, two or three ones"
+    many = {"output": [said("a"), said("b")] * 40}
+    pairs = [record(f"p{number}", [said("a"), said("b")]) for number in range(40)]
+    assert len(select(many, pairs).call_ids) == 40
+    halves = [record(f"h{number}", [said("a"), said("b")] * 2) for number in range(20)]
+    assert _refused(many, pairs + halves).fault == "answer_ambiguous"
+
+
+@pytest.mark.requirement("SEL-2")
+def test_references_alone_need_no_summaries() -> None:
+    named = {"ng_trajectory": {"turns": [{"model_calls": ["a", "b"]}]}}
+    assert select(named, OTHER_RULES).call_ids == ("a", "b")
+    shown = _refused({**named, "output": [*A_SAYS, *B_SAYS]}, OTHER_RULES)
+    assert shown.fault == "normalization_unsupported"
+
+
 CUTS = [record("ab", [said("a"), said("b")]), record("a", [said("a")]), record("b", [said("b")])]
 
 
@@ -242,8 +290,9 @@ CUTS = [record("ab", [said("a"), said("b")]), record("a", [said("a")]), record("
         ({"output": [*C_SAYS, asked(), *C_SAYS]}, RECORDS, "answer_duplicated", ("c",)),
         ({"output": [said("ok")] * 3}, TWINS, "answer_duplicated", ("t1", "t2")),
         ({"output": [said("ok")]}, TWINS, "answer_ambiguous", ("t1", "t2")),
-        ({"output": [said("ok"), asked(), said("ok")]}, TWINS, "answer_ambiguous", ("t1", "t2")),
+        ({"output": [said("ok")] * 2}, TRIPLETS, "answer_ambiguous", ("t1", "t2", "t3")),
         ({"output": [said("a"), said("b")]}, CUTS, "answer_ambiguous", ()),
+        ({"output": A_SAYS}, OTHER_RULES, "normalization_unsupported", ("b",)),
         (
             {"ng_trajectory": {"turns": [{"model_calls": ["nobody"]}]}},
             RECORDS,
@@ -320,7 +369,9 @@ def test_every_fault_of_evidence_is_provoked_here() -> None:
     marks = test_evidence_that_cannot_be_taken_says_why.pytestmark
     provoked = {case[2] for mark in marks if mark.name == "parametrize" for case in mark.args[1]}
     of_history = {
-        fault for fault in SelectionFault if fault.startswith(("history_", "answer_", "reference_"))
+        fault
+        for fault in SelectionFault
+        if fault.startswith(("history_", "answer_", "reference_", "normalization_"))
     }
     assert provoked == of_history
 

@@ -1,4 +1,4 @@
-"""Admission opens attempts in the mode of the mesh, which is said in one place."""
+"""How attempts are captured and what of them trains is said in one place for all services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.configuration_section import ConfigurationError
 from callforest_mesh.chassis.token_capture import TokenCapture
-from callforest_mesh.mesh_options import admission_options
+from callforest_mesh.mesh_options import admission_options, finalizer_options
 
 
 @pytest.mark.requirement("CFG-1")
@@ -23,3 +23,41 @@ def test_the_mode_is_that_of_token_capture(tmp_path: Path, forest: bool) -> None
     with pytest.raises(ConfigurationError) as caught:
         admission_options(own)
     assert "token_capture.forest_training" in str(caught.value)
+
+
+@pytest.mark.requirement("CFG-1", "SEL-4", "FIN-5")
+@pytest.mark.parametrize("policy", ["all_captured", "tests.unit.finalizer.harness_policies:alters"])
+def test_what_trains_is_that_of_token_capture(tmp_path: Path, policy: str) -> None:
+    capture = TokenCapture(
+        forest_training=True, selection_policy=policy, min_valid_fraction_per_group=0.75
+    )
+    configuration = MeshConfiguration(state_dir=tmp_path, token_capture=capture)
+    options = finalizer_options(configuration)
+    assert (options.selection_policy, options.min_valid_fraction_per_group) == (policy, 0.75)
+    assert options.incomplete_capture == "mask"
+    salvages = dataclasses.replace(capture, incomplete_capture="train_verified_paths")
+    chosen = dataclasses.replace(configuration, token_capture=salvages)
+    assert finalizer_options(chosen).incomplete_capture == "train_verified_paths"
+    for key, value in (
+        ("selection_policy", policy),
+        ("min_valid_fraction_per_group", 0.75),
+        ("incomplete_capture", "mask"),
+    ):
+        own = dataclasses.replace(configuration, finalizer={key: value})
+        with pytest.raises(ConfigurationError) as caught:
+            finalizer_options(own)
+        assert (caught.value.key, f"token_capture.{key}" in str(caught.value)) == (
+            f"finalizer.{key}",
+            True,
+        )
+
+
+@pytest.mark.requirement("SEL-4")
+@pytest.mark.parametrize("name", ["no_such.training:pick", "json:no_such", "json:__all__"])
+def test_a_policy_that_is_not_there_is_refused_when_the_configuration_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    capture = TokenCapture(forest_training=True, selection_policy=name)
+    with pytest.raises(ConfigurationError) as caught:
+        finalizer_options(MeshConfiguration(state_dir=tmp_path, token_capture=capture))
+    assert caught.value.key == "token_capture.selection_policy"

@@ -63,14 +63,23 @@ def words(settings: list[str]) -> list[str]:
         (["up", "--config", "none.yaml"], WRONG, "none.yaml cannot be read"),
         (["up", *words(["gateway.control_token=x"]), *SCRIPTED], WRONG, CONTROL_TOKEN_VARIABLE),
         (
-            ["up", *words(["finalizer.selection_policy=no_such.training:choose"]), *SCRIPTED],
+            [
+                *("up", "--processes", *words(["token_capture.forest_training=true"])),
+                *words(["token_capture.selection_policy=no_such.training:choose"]),
+                *SCRIPTED,
+            ],
             WRONG,
-            "no_such.training cannot be imported",
+            "selection_policy 'no_such.training:choose': no_such.training cannot be imported",
         ),
         (
-            ["up", *words(["finalizer.min_valid_fraction_per_group=2.0"]), *SCRIPTED],
+            ["serve", "finalizer", *words(["finalizer.selection_policy=all_captured"])],
             WRONG,
-            "min_valid_fraction_per_group must be above 0",
+            "finalizer.selection_policy: is token_capture.selection_policy",
+        ),
+        (
+            ["up", *words(["finalizer.min_valid_fraction_per_group=0.5"]), *SCRIPTED],
+            WRONG,
+            "finalizer.min_valid_fraction_per_group: is token_capture.min_valid_fraction_per_group",
         ),
         (["show", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),
         (["verify", "r", *words(["addresses.ledger=unix:/none/l"])], AWAY, "is the mesh up?"),

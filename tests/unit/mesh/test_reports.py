@@ -78,6 +78,10 @@ def test_a_report_says_why_nothing_trains() -> None:
     assert "  first failure: worker_capture_failed/stage_timeout" in lines
     assert "  no call attributed: content: none" in lines
     assert not any("trains" in line for line in lines)
+    saved = receipt("a", salvaged_from="pending_call", mask_detail="p")
+    assert "  trains, salvaged from pending_call (p)" in report(made, saved)
+    refused = receipt("a", masked=True, mask_reason="selection_refused", mask_cause="answer_split")
+    assert "  fault: answer_split" in report(made, refused)
 
 
 def test_a_receipt_of_another_attempt_is_not_shown() -> None:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.trainer.learner.architecture import Json
 from callforest_mesh.trainer.learner.weights import sync_path
 
@@ -114,7 +115,9 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     (partial / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     sync_path(partial / MANIFEST_FILE)
     sync_path(partial)
+    failpoint("trainer.before_rename")
     partial.rename(directory)
+    failpoint("trainer.after_rename")
     sync_path(directory.parent)
 
 

@@ -15,6 +15,7 @@ from callforest.trainer.v1 import learner_service_pb2 as pb
 from callforest.trainer.v1 import learner_service_pb2_grpc as pb_grpc
 from callforest_client.errors import CallforestError
 from callforest_mesh.chassis.child_process import ChildLostError, ChildProcess
+from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.trainer.batch import BatchPlan, TrainingRow
 from callforest_mesh.trainer.learner.messages import step_to_messages
 
@@ -150,7 +151,10 @@ class LearnerProcess:
             for message in messages:
                 yield message
 
-        return await self._answer(stub.TrainStep(requests(), timeout=self._limits.step_s))
+        failpoint("trainer.before_step")
+        made = await self._answer(stub.TrainStep(requests(), timeout=self._limits.step_s))
+        failpoint("trainer.after_step")
+        return made
 
     async def export_weights(self, path: Path) -> int:
         """Write the weights for an engine, durably; give the size of the file in bytes.
@@ -162,6 +166,7 @@ class LearnerProcess:
         stub = self._require()
         request = pb.ExportWeightsRequest(path=str(path))
         response = await self._answer(stub.ExportWeights(request, timeout=self._limits.write_s))
+        failpoint("trainer.after_export")
         return response.size_bytes
 
     async def save_checkpoint(self, path: Path, *, trained_cursor: int, weight_version: int) -> int:
@@ -176,7 +181,9 @@ class LearnerProcess:
             path=str(path), trained_cursor=trained_cursor, weight_version=weight_version
         )
         stub = self._require()
+        failpoint("trainer.before_checkpoint")
         response = await self._answer(stub.SaveCheckpoint(request, timeout=self._limits.write_s))
+        failpoint("trainer.after_checkpoint")
         return response.step
 
     async def restore_checkpoint(self, path: Path) -> pb.RestoreCheckpointResponse:

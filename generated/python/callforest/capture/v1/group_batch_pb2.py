@@ -26,19 +26,19 @@ from callforest.capture.v1 import receipt_pb2 as callforest_dot_capture_dot_v1_d
 from callforest.capture.v1 import staged_call_pb2 as callforest_dot_capture_dot_v1_dot_staged__call__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/group_batch.proto\x12\x15\x63\x61llforest.capture.v1\x1a#callforest/capture/v1/receipt.proto\x1a\'callforest/capture/v1/staged_call.proto\"\xff\x02\n\nGroupBatch\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12:\n\x08receipts\x18\x03 \x03(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x08receipts\x12=\n\x08segments\x18\x04 \x03(\x0b\x32!.callforest.capture.v1.StagedCallR\x08segments\x12.\n\x04rows\x18\x05 \x03(\x0b\x32\x1a.callforest.capture.v1.RowR\x04rows\x12\x1f\n\x0b\x64rop_reason\x18\x06 \x01(\tR\ndropReason\x12!\n\x0crow_multiple\x18\x07 \x01(\rR\x0browMultiple\x12-\n\x12heuristic_fraction\x18\x08 \x01(\x01R\x11heuristicFraction\x12 \n\x0btraceparent\x18\t \x01(\tR\x0btraceparent\"\xa8\x01\n\x03Row\x12\x15\n\x06row_id\x18\x01 \x01(\tR\x05rowId\x12\x17\n\x04slot\x18\x02 \x01(\rH\x00R\x04slot\x88\x01\x01\x12\x34\n\x05spans\x18\x03 \x03(\x0b\x32\x1e.callforest.capture.v1.RowSpanR\x05spans\x12\x32\n\x04kind\x18\x04 \x01(\x0e\x32\x1e.callforest.capture.v1.RowKindR\x04kindB\x07\n\x05_slot\"K\n\x07RowSpan\x12#\n\rsegment_index\x18\x01 \x01(\rR\x0csegmentIndex\x12\x1b\n\towns_loss\x18\x02 \x01(\x08R\x08ownsLoss*j\n\x07RowKind\x12\x18\n\x14ROW_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11ROW_KIND_TRAINING\x10\x01\x12\x18\n\x14ROW_KIND_PLACEHOLDER\x10\x02\x12\x14\n\x10ROW_KIND_PADDING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/capture/v1/group_batch.proto\x12\x15\x63\x61llforest.capture.v1\x1a#callforest/capture/v1/receipt.proto\x1a\'callforest/capture/v1/staged_call.proto\"\xb0\x03\n\nGroupBatch\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12:\n\x08receipts\x18\x03 \x03(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x08receipts\x12=\n\x08segments\x18\x04 \x03(\x0b\x32!.callforest.capture.v1.StagedCallR\x08segments\x12.\n\x04rows\x18\x05 \x03(\x0b\x32\x1a.callforest.capture.v1.RowR\x04rows\x12\x1f\n\x0b\x64rop_reason\x18\x06 \x01(\tR\ndropReason\x12!\n\x0crow_multiple\x18\x07 \x01(\rR\x0browMultiple\x12-\n\x12heuristic_fraction\x18\x08 \x01(\x01R\x11heuristicFraction\x12 \n\x0btraceparent\x18\t \x01(\tR\x0btraceparent\x12/\n\x13replacement_follows\x18\n \x01(\x08R\x12replacementFollows\"\xa8\x01\n\x03Row\x12\x15\n\x06row_id\x18\x01 \x01(\tR\x05rowId\x12\x17\n\x04slot\x18\x02 \x01(\rH\x00R\x04slot\x88\x01\x01\x12\x34\n\x05spans\x18\x03 \x03(\x0b\x32\x1e.callforest.capture.v1.RowSpanR\x05spans\x12\x32\n\x04kind\x18\x04 \x01(\x0e\x32\x1e.callforest.capture.v1.RowKindR\x04kindB\x07\n\x05_slot\"K\n\x07RowSpan\x12#\n\rsegment_index\x18\x01 \x01(\rR\x0csegmentIndex\x12\x1b\n\towns_loss\x18\x02 \x01(\x08R\x08ownsLoss*j\n\x07RowKind\x12\x18\n\x14ROW_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11ROW_KIND_TRAINING\x10\x01\x12\x18\n\x14ROW_KIND_PLACEHOLDER\x10\x02\x12\x14\n\x10ROW_KIND_PADDING\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callforest.capture.v1.group_batch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWKIND']._serialized_start=778
-  _globals['_ROWKIND']._serialized_end=884
+  _globals['_ROWKIND']._serialized_start=827
+  _globals['_ROWKIND']._serialized_end=933
   _globals['_GROUPBATCH']._serialized_start=145
-  _globals['_GROUPBATCH']._serialized_end=528
-  _globals['_ROW']._serialized_start=531
-  _globals['_ROW']._serialized_end=699
-  _globals['_ROWSPAN']._serialized_start=701
-  _globals['_ROWSPAN']._serialized_end=776
+  _globals['_GROUPBATCH']._serialized_end=577
+  _globals['_ROW']._serialized_start=580
+  _globals['_ROW']._serialized_end=748
+  _globals['_ROWSPAN']._serialized_start=750
+  _globals['_ROWSPAN']._serialized_end=825
 # @@protoc_insertion_point(module_scope)

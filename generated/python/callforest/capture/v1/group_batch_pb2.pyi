@@ -70,6 +70,7 @@ class GroupBatch(_message.Message):
     ROW_MULTIPLE_FIELD_NUMBER: _builtins.int
     HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_FOLLOWS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the batch's position in the tenant's row log: 1, 2, 3, and so on."""
     group_id: _builtins.str
@@ -85,6 +86,10 @@ class GroupBatch(_message.Message):
     traceparent: _builtins.str
     """traceparent is the W3C trace context of the span in which the group was published; empty when none of
     its rollouts was sampled.
+    """
+    replacement_follows: _builtins.bool
+    """replacement_follows is set when the group was dropped and its owner puts another in its place, at a
+    later position: a group, or a dropped one that stands for it.
     """
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[_receipt_pb2.Receipt]:
@@ -110,10 +115,11 @@ class GroupBatch(_message.Message):
         row_multiple: _builtins.int = ...,
         heuristic_fraction: _builtins.float = ...,
         traceparent: _builtins.str = ...,
+        replacement_follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "receipts", b"receipts", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "receipts", b"receipts", "replacement_follows", b"replacement_follows", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,7 @@ class Receipt(_message.Message):
     SELECTED_CALL_IDS_FIELD_NUMBER: _builtins.int
     LONGEST_GENERATION_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_MASKED_FIELD_NUMBER: _builtins.int
+    SALVAGED_FROM_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     """group_id names the group."""
     rollout_id: _builtins.str
@@ -87,8 +88,8 @@ class Receipt(_message.Message):
     total_token_count: _builtins.int
     """total_token_count is the length of the longest verified context."""
     mask_cause: _builtins.str
-    """mask_cause is the first failure row's reason, with the worker's own behind a slash; empty when the
-    attempt has no failure row. No digest covers it.
+    """mask_cause is the first failure row's reason, with the worker's own behind a slash, or the fault of a
+    selection that was refused; empty when there is neither. No digest covers it.
     """
     traceparent: _builtins.str
     """traceparent is the W3C trace context of the span in which the rollout was finalized; empty when none
@@ -104,6 +105,10 @@ class Receipt(_message.Message):
     """longest_generation_token_count is the length of the longest generation that has loss."""
     environment_masked: _builtins.bool
     """environment_masked is set when the environment kept the rollout from training."""
+    salvaged_from: _builtins.str
+    """salvaged_from is the reason for which the rollout would be masked, when its verified paths train all
+    the same (docs/protocol.md, section "Salvage"); empty otherwise. The digest of such a receipt covers it.
+    """
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceiptCall]:
         """calls are the committed calls in manifest order, selected or not, each a key for cleanup."""
@@ -142,10 +147,11 @@ class Receipt(_message.Message):
         selected_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         longest_generation_token_count: _builtins.int = ...,
         environment_masked: _builtins.bool = ...,
+        salvaged_from: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "terminal_call_id", b"terminal_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "calls", b"calls", "capture_key", b"capture_key", "digest", b"digest", "environment_masked", b"environment_masked", "epoch", b"epoch", "generated_token_count", b"generated_token_count", "group_id", b"group_id", "longest_generation_token_count", b"longest_generation_token_count", "mask_cause", b"mask_cause", "mask_detail", b"mask_detail", "mask_reason", b"mask_reason", "masked", b"masked", "mode", b"mode", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "selected_call_ids", b"selected_call_ids", "selection_policy", b"selection_policy", "slot", b"slot", "terminal_call_id", b"terminal_call_id", "terminal_selection", b"terminal_selection", "terminal_trail", b"terminal_trail", "total_token_count", b"total_token_count", "traceparent", b"traceparent", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id", "calls", b"calls", "capture_key", b"capture_key", "digest", b"digest", "environment_masked", b"environment_masked", "epoch", b"epoch", "generated_token_count", b"generated_token_count", "group_id", b"group_id", "longest_generation_token_count", b"longest_generation_token_count", "mask_cause", b"mask_cause", "mask_detail", b"mask_detail", "mask_reason", b"mask_reason", "masked", b"masked", "mode", b"mode", "revision", b"revision", "reward", b"reward", "rollout_id", b"rollout_id", "salvaged_from", b"salvaged_from", "selected_call_ids", b"selected_call_ids", "selection_policy", b"selection_policy", "slot", b"slot", "terminal_call_id", b"terminal_call_id", "terminal_selection", b"terminal_selection", "terminal_trail", b"terminal_trail", "total_token_count", b"total_token_count", "traceparent", b"traceparent", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__terminal_call_id: _TypeAlias = _typing.Literal["terminal_call_id"]  # noqa: Y015
     _WhichOneofArgType__terminal_call_id: _TypeAlias = _typing.Literal["_terminal_call_id", b"_terminal_call_id"]  # noqa: Y015

@@ -77,7 +77,9 @@ class FinalizeRolloutRequest(_message.Message):
     generations still count in the metrics.
     """
     mask_refused_selection: _builtins.bool
-    """mask_refused_selection turns evidence that would be SELECTION_REFUSED into a masked receipt."""
+    """mask_refused_selection turns evidence that would be SELECTION_REFUSED into a receipt that is masked as
+    selection_refused, with the fault as its mask_cause, so that the siblings train.
+    """
     @_builtins.property
     def selection(self) -> _selection_pb2.Selection:
         """selection names the calls that train, of forest mode, instead of having a policy choose them."""

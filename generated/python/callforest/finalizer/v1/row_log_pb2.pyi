@@ -38,6 +38,7 @@ class FinalizedRollout(_message.Message):
     PATHS_FIELD_NUMBER: _builtins.int
     RESULT_SHA256_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
+    MASK_REFUSED_SELECTION_FIELD_NUMBER: _builtins.int
     declared_response_id: _builtins.str
     """declared_response_id is what the request declared; a repeat must declare the same."""
     scored_response_sha256: _builtins.bytes
@@ -48,6 +49,8 @@ class FinalizedRollout(_message.Message):
     """attempt_number is the number of the finalized attempt; earlier ones are cleaned with it."""
     result_sha256: _builtins.bytes
     """result_sha256 is the SHA-256 of the request's result; a repeat must give the same."""
+    mask_refused_selection: _builtins.bool
+    """mask_refused_selection is what the request asked; a repeat must ask the same."""
     @_builtins.property
     def receipt(self) -> _receipt_pb2.Receipt:
         """receipt is the fixed receipt."""
@@ -78,10 +81,11 @@ class FinalizedRollout(_message.Message):
         paths: _abc.Iterable[Global___RowPath] | None = ...,
         result_sha256: _builtins.bytes = ...,
         selection: _selection_pb2.Selection | None = ...,
+        mask_refused_selection: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "declared_response_id", b"declared_response_id", "receipt", b"receipt", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "declared_response_id", b"declared_response_id", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "paths", b"paths", "receipt", b"receipt", "result_sha256", b"result_sha256", "scored_response_sha256", b"scored_response_sha256", "selection", b"selection"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "declared_response_id", b"declared_response_id", "mask_refused_selection", b"mask_refused_selection", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "paths", b"paths", "receipt", b"receipt", "result_sha256", b"result_sha256", "scored_response_sha256", b"scored_response_sha256", "selection", b"selection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__declared_response_id: _TypeAlias = _typing.Literal["declared_response_id"]  # noqa: Y015
     _WhichOneofArgType__declared_response_id: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id"]  # noqa: Y015
@@ -130,6 +134,7 @@ class LoggedGroup(_message.Message):
     DROP_REASON_FIELD_NUMBER: _builtins.int
     HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_FOLLOWS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the position."""
     group_id: _builtins.str
@@ -142,6 +147,8 @@ class LoggedGroup(_message.Message):
     """heuristic_fraction is the part of its rollouts whose scored call the heuristic chose."""
     traceparent: _builtins.str
     """traceparent is the trace context of the group's publication, or empty."""
+    replacement_follows: _builtins.bool
+    """replacement_follows is set when another group stands for this dropped one."""
     @_builtins.property
     def rollout_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """rollout_ids are the logical rollouts in slot order."""
@@ -166,10 +173,11 @@ class LoggedGroup(_message.Message):
         drop_reason: _builtins.str = ...,
         heuristic_fraction: _builtins.float = ...,
         traceparent: _builtins.str = ...,
+        replacement_follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "rollout_ids", b"rollout_ids", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "replacement_follows", b"replacement_follows", "rollout_ids", b"rollout_ids", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

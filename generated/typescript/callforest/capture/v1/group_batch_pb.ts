@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/group_batch.proto.
  */
 export const file_callforest_capture_v1_group_batch: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZ3JvdXBfYmF0Y2gucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSKbAgoKR3JvdXBCYXRjaBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSMAoIcmVjZWlwdHMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdBIzCghzZWdtZW50cxgEIAMoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5TdGFnZWRDYWxsEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhMKC2Ryb3BfcmVhc29uGAYgASgJEhQKDHJvd19tdWx0aXBsZRgHIAEoDRIaChJoZXVyaXN0aWNfZnJhY3Rpb24YCCABKAESEwoLdHJhY2VwYXJlbnQYCSABKAkijgEKA1JvdxIOCgZyb3dfaWQYASABKAkSEQoEc2xvdBgCIAEoDUgAiAEBEi0KBXNwYW5zGAMgAygLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvd1NwYW4SLAoEa2luZBgEIAEoDjIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb3dLaW5kQgcKBV9zbG90IjMKB1Jvd1NwYW4SFQoNc2VnbWVudF9pbmRleBgBIAEoDRIRCglvd25zX2xvc3MYAiABKAgqagoHUm93S2luZBIYChRST1dfS0lORF9VTlNQRUNJRklFRBAAEhUKEVJPV19LSU5EX1RSQUlOSU5HEAESGAoUUk9XX0tJTkRfUExBQ0VIT0xERVIQAhIUChBST1dfS0lORF9QQURESU5HEANiBnByb3RvMw", [file_callforest_capture_v1_receipt, file_callforest_capture_v1_staged_call]);
+  fileDesc("CidjYWxsZm9yZXN0L2NhcHR1cmUvdjEvZ3JvdXBfYmF0Y2gucHJvdG8SFWNhbGxmb3Jlc3QuY2FwdHVyZS52MSK4AgoKR3JvdXBCYXRjaBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSMAoIcmVjZWlwdHMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdBIzCghzZWdtZW50cxgEIAMoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5TdGFnZWRDYWxsEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhMKC2Ryb3BfcmVhc29uGAYgASgJEhQKDHJvd19tdWx0aXBsZRgHIAEoDRIaChJoZXVyaXN0aWNfZnJhY3Rpb24YCCABKAESEwoLdHJhY2VwYXJlbnQYCSABKAkSGwoTcmVwbGFjZW1lbnRfZm9sbG93cxgKIAEoCCKOAQoDUm93Eg4KBnJvd19pZBgBIAEoCRIRCgRzbG90GAIgASgNSACIAQESLQoFc3BhbnMYAyADKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93U3BhbhIsCgRraW5kGAQgASgOMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvd0tpbmRCBwoFX3Nsb3QiMwoHUm93U3BhbhIVCg1zZWdtZW50X2luZGV4GAEgASgNEhEKCW93bnNfbG9zcxgCIAEoCCpqCgdSb3dLaW5kEhgKFFJPV19LSU5EX1VOU1BFQ0lGSUVEEAASFQoRUk9XX0tJTkRfVFJBSU5JTkcQARIYChRST1dfS0lORF9QTEFDRUhPTERFUhACEhQKEFJPV19LSU5EX1BBRERJTkcQA2IGcHJvdG8z", [file_callforest_capture_v1_receipt, file_callforest_capture_v1_staged_call]);
 
 /**
  * GroupBatch is the unit of publication: all rows of one group, visible together or not at all. Its
@@ -87,6 +87,14 @@ export type GroupBatch = Message<"callforest.capture.v1.GroupBatch"> & {
    * @generated from field: string traceparent = 9;
    */
   traceparent: string;
+
+  /**
+   * replacement_follows is set when the group was dropped and its owner puts another in its place, at a
+   * later position: a group, or a dropped one that stands for it.
+   *
+   * @generated from field: bool replacement_follows = 10;
+   */
+  replacementFollows: boolean;
 };
 
 /**

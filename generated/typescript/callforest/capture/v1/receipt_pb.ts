@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/receipt.proto.
  */
 export const file_callforest_capture_v1_receipt: GenFile = /*@__PURE__*/
-  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIokFCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCRITCgt0cmFjZXBhcmVudBgUIAEoCRIwCgRtb2RlGBUgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlEhgKEHNlbGVjdGlvbl9wb2xpY3kYFiABKAkSGQoRc2VsZWN0ZWRfY2FsbF9pZHMYFyADKAkSJgoebG9uZ2VzdF9nZW5lcmF0aW9uX3Rva2VuX2NvdW50GBggASgEEhoKEmVudmlyb25tZW50X21hc2tlZBgZIAEoCEITChFfdGVybWluYWxfY2FsbF9pZCKAAQoLUmVjZWlwdENhbGwSDwoHY2FsbF9pZBgBIAEoCRIOCgZkaWdlc3QYAiABKAwSEAoIc2VsZWN0ZWQYAyABKAgSDgoGcmVhc29uGAQgASgJEhsKDnBhcmVudF9jYWxsX2lkGAUgASgJSACIAQFCEQoPX3BhcmVudF9jYWxsX2lkYgZwcm90bzM", [file_callforest_capture_v1_attempt]);
+  fileDesc("CiNjYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVjZWlwdC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIqAFCgdSZWNlaXB0EhAKCGdyb3VwX2lkGAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSDAoEc2xvdBgDIAEoDRITCgtjYXB0dXJlX2tleRgEIAEoCRINCgVlcG9jaBgFIAEoBBIQCghyZXZpc2lvbhgGIAEoBBIOCgZyZXdhcmQYByABKAESDgoGbWFza2VkGAggASgIEhMKC21hc2tfcmVhc29uGAkgASgJEhMKC21hc2tfZGV0YWlsGAogASgJEh0KEHRlcm1pbmFsX2NhbGxfaWQYCyABKAlIAIgBARIaChJ0ZXJtaW5hbF9zZWxlY3Rpb24YDCABKAkSFgoOdGVybWluYWxfdHJhaWwYDSABKAkSMQoFY2FsbHMYDiADKAsyIi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUmVjZWlwdENhbGwSEQoJdHJ1bmNhdGVkGA8gASgIEg4KBmRpZ2VzdBgQIAEoDBIdChVnZW5lcmF0ZWRfdG9rZW5fY291bnQYESABKAQSGQoRdG90YWxfdG9rZW5fY291bnQYEiABKAQSEgoKbWFza19jYXVzZRgTIAEoCRITCgt0cmFjZXBhcmVudBgUIAEoCRIwCgRtb2RlGBUgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlEhgKEHNlbGVjdGlvbl9wb2xpY3kYFiABKAkSGQoRc2VsZWN0ZWRfY2FsbF9pZHMYFyADKAkSJgoebG9uZ2VzdF9nZW5lcmF0aW9uX3Rva2VuX2NvdW50GBggASgEEhoKEmVudmlyb25tZW50X21hc2tlZBgZIAEoCBIVCg1zYWx2YWdlZF9mcm9tGBogASgJQhMKEV90ZXJtaW5hbF9jYWxsX2lkIoABCgtSZWNlaXB0Q2FsbBIPCgdjYWxsX2lkGAEgASgJEg4KBmRpZ2VzdBgCIAEoDBIQCghzZWxlY3RlZBgDIAEoCBIOCgZyZWFzb24YBCABKAkSGwoOcGFyZW50X2NhbGxfaWQYBSABKAlIAIgBAUIRCg9fcGFyZW50X2NhbGxfaWRiBnByb3RvMw", [file_callforest_capture_v1_attempt]);
 
 /**
  * Receipt says what a rollout contributes to training and why.
@@ -148,8 +148,8 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
   totalTokenCount: bigint;
 
   /**
-   * mask_cause is the first failure row's reason, with the worker's own behind a slash; empty when the
-   * attempt has no failure row. No digest covers it.
+   * mask_cause is the first failure row's reason, with the worker's own behind a slash, or the fault of a
+   * selection that was refused; empty when there is neither. No digest covers it.
    *
    * @generated from field: string mask_cause = 19;
    */
@@ -199,6 +199,14 @@ export type Receipt = Message<"callforest.capture.v1.Receipt"> & {
    * @generated from field: bool environment_masked = 25;
    */
   environmentMasked: boolean;
+
+  /**
+   * salvaged_from is the reason for which the rollout would be masked, when its verified paths train all
+   * the same (docs/protocol.md, section "Salvage"); empty otherwise. The digest of such a receipt covers it.
+   *
+   * @generated from field: string salvaged_from = 26;
+   */
+  salvagedFrom: string;
 };
 
 /**

@@ -124,7 +124,8 @@ export type FinalizeRolloutRequest = Message<"callforest.finalizer.v1.FinalizeRo
   environmentMasked: boolean;
 
   /**
-   * mask_refused_selection turns evidence that would be SELECTION_REFUSED into a masked receipt.
+   * mask_refused_selection turns evidence that would be SELECTION_REFUSED into a receipt that is masked as
+   * selection_refused, with the fault as its mask_cause, so that the siblings train.
    *
    * @generated from field: bool mask_refused_selection = 14;
    */

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/finalizer/v1/row_log.proto.
  */
 export const file_callforest_finalizer_v1_row_log: GenFile = /*@__PURE__*/
-  fileDesc("CiVjYWxsZm9yZXN0L2ZpbmFsaXplci92MS9yb3dfbG9nLnByb3RvEhdjYWxsZm9yZXN0LmZpbmFsaXplci52MSLfAgoQRmluYWxpemVkUm9sbG91dBIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQSIQoUZGVjbGFyZWRfcmVzcG9uc2VfaWQYAiABKAlIAIgBARIeChZzY29yZWRfcmVzcG9uc2Vfc2hhMjU2GAMgASgMEhUKDXBhdGhfY2FsbF9pZHMYBCADKAkSEgoKcGF0aF9ieXRlcxgFIAEoBBIWCg5hdHRlbXB0X251bWJlchgGIAEoDRIvCgVwYXRocxgHIAMoCzIgLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd1BhdGgSFQoNcmVzdWx0X3NoYTI1NhgIIAEoDBIzCglzZWxlY3Rpb24YCSABKAsyIC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU2VsZWN0aW9uQhcKFV9kZWNsYXJlZF9yZXNwb25zZV9pZCIbCgdSb3dQYXRoEhAKCGNhbGxfaWRzGAEgAygJIocCCgtMb2dnZWRHcm91cBIOCgZjdXJzb3IYASABKAQSEAoIZ3JvdXBfaWQYAiABKAkSEwoLcm9sbG91dF9pZHMYAyADKAkSOwoIc2VnbWVudHMYBCADKAsyKS5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TZWdtZW50UmVmZXJlbmNlEigKBHJvd3MYBSADKAsyGi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuUm93EhQKDHJvd19tdWx0aXBsZRgGIAEoDRITCgtkcm9wX3JlYXNvbhgHIAEoCRIaChJoZXVyaXN0aWNfZnJhY3Rpb24YCCABKAESEwoLdHJhY2VwYXJlbnQYCSABKAkiSAoQU2VnbWVudFJlZmVyZW5jZRITCgtjYXB0dXJlX2tleRgBIAEoCRIPCgdjYWxsX2lkGAIgASgJEg4KBmRpZ2VzdBgDIAEoDCJmCgtSb3dMb2dTdGF0ZRITCgtoZWFkX2N1cnNvchgBIAEoBBIYChBjb21taXR0ZWRfY3Vyc29yGAIgASgEEhYKDmNsZWFuZWRfY3Vyc29yGAMgASgEEhAKCGNvbnN1bWVyGAQgASgJYgZwcm90bzM", [file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
+  fileDesc("CiVjYWxsZm9yZXN0L2ZpbmFsaXplci92MS9yb3dfbG9nLnByb3RvEhdjYWxsZm9yZXN0LmZpbmFsaXplci52MSL/AgoQRmluYWxpemVkUm9sbG91dBIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQSIQoUZGVjbGFyZWRfcmVzcG9uc2VfaWQYAiABKAlIAIgBARIeChZzY29yZWRfcmVzcG9uc2Vfc2hhMjU2GAMgASgMEhUKDXBhdGhfY2FsbF9pZHMYBCADKAkSEgoKcGF0aF9ieXRlcxgFIAEoBBIWCg5hdHRlbXB0X251bWJlchgGIAEoDRIvCgVwYXRocxgHIAMoCzIgLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd1BhdGgSFQoNcmVzdWx0X3NoYTI1NhgIIAEoDBIzCglzZWxlY3Rpb24YCSABKAsyIC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU2VsZWN0aW9uEh4KFm1hc2tfcmVmdXNlZF9zZWxlY3Rpb24YCiABKAhCFwoVX2RlY2xhcmVkX3Jlc3BvbnNlX2lkIhsKB1Jvd1BhdGgSEAoIY2FsbF9pZHMYASADKAkipAIKC0xvZ2dlZEdyb3VwEg4KBmN1cnNvchgBIAEoBBIQCghncm91cF9pZBgCIAEoCRITCgtyb2xsb3V0X2lkcxgDIAMoCRI7CghzZWdtZW50cxgEIAMoCzIpLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlNlZ21lbnRSZWZlcmVuY2USKAoEcm93cxgFIAMoCzIaLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb3cSFAoMcm93X211bHRpcGxlGAYgASgNEhMKC2Ryb3BfcmVhc29uGAcgASgJEhoKEmhldXJpc3RpY19mcmFjdGlvbhgIIAEoARITCgt0cmFjZXBhcmVudBgJIAEoCRIbChNyZXBsYWNlbWVudF9mb2xsb3dzGAogASgIIkgKEFNlZ21lbnRSZWZlcmVuY2USEwoLY2FwdHVyZV9rZXkYASABKAkSDwoHY2FsbF9pZBgCIAEoCRIOCgZkaWdlc3QYAyABKAwiZgoLUm93TG9nU3RhdGUSEwoLaGVhZF9jdXJzb3IYASABKAQSGAoQY29tbWl0dGVkX2N1cnNvchgCIAEoBBIWCg5jbGVhbmVkX2N1cnNvchgDIAEoBBIQCghjb25zdW1lchgEIAEoCWIGcHJvdG8z", [file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
 
 /**
  * FinalizedRollout is what the finalizer keeps of a rollout: its receipt, what was asked, and what its
@@ -88,6 +88,13 @@ export type FinalizedRollout = Message<"callforest.finalizer.v1.FinalizedRollout
    * @generated from field: callforest.capture.v1.Selection selection = 9;
    */
   selection?: Selection | undefined;
+
+  /**
+   * mask_refused_selection is what the request asked; a repeat must ask the same.
+   *
+   * @generated from field: bool mask_refused_selection = 10;
+   */
+  maskRefusedSelection: boolean;
 };
 
 /**
@@ -187,6 +194,13 @@ export type LoggedGroup = Message<"callforest.finalizer.v1.LoggedGroup"> & {
    * @generated from field: string traceparent = 9;
    */
   traceparent: string;
+
+  /**
+   * replacement_follows is set when another group stands for this dropped one.
+   *
+   * @generated from field: bool replacement_follows = 10;
+   */
+  replacementFollows: boolean;
 };
 
 /**

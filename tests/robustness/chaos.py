@@ -1,0 +1,125 @@
+"""The chaos run as a command: the callers' points, the trainer's points, a large store, and
+the proof that losses would be noticed.
+
+DEPTH says how often each point of a caller is hit, and how long the rest takes; 5 is the bar.
+
+Usage: python -m tests.robustness.chaos [--depth 1] [--seed 1] [--parts NAMES]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tests.robustness.chaos_points import Target
+from tests.robustness.chaos_recovery import measure_recovery
+from tests.robustness.chaos_run import STORES, ChaosOptions, every_point, run_chaos
+from tests.robustness.rollout_load import LoadOptions
+
+STORE_BYTES = 1 << 30
+RECOVERY_MOST_S = 2.0
+FEW = LoadOptions(groups=2, group_size=4, at_once=8, attempts_most=500)
+"""A load that leaves the machine to a trainer that starts again and again."""
+
+
+async def callers(directory: Path, depth: int, seed: int) -> bool:
+    """Strike every service but the trainer; say whether all was well."""
+    options = ChaosOptions(every_point(depth), random_kills=3 * depth, seed=seed)
+    return await struck(directory, options)
+
+
+async def trainer(directory: Path, depth: int, seed: int) -> bool:
+    """Strike the trainer and its learner at their points; say whether all was well."""
+    wanted = every_point((depth + 2) // 3, ("trainer",))
+    options = ChaosOptions(wanted, random_kills=1, load=FEW, seed=seed)
+    return await struck(directory, options)
+
+
+def early(store: str) -> ChaosOptions:
+    """Let the stores acknowledge too early, and kill one between the answer and the commit."""
+    return ChaosOptions(
+        Counter({Target(store, "store.before_commit"): 2}),
+        random_kills=0,
+        load=FEW,
+        seed=2,
+        flaw="acknowledges-before-commit",
+        settle_s=2.0,
+        end_s=5.0,
+    )
+
+
+async def detector(directory: Path, depth: int, seed: int) -> bool:
+    """Prove for each store that a loss would be noticed; say whether it was."""
+    lost = {}
+    for store in STORES:
+        (directory / store).mkdir()
+        lost[store] = len((await run_chaos(directory / store, early(store))).verdict.faults.lost)
+    print("RESULT " + json.dumps({"lost_when_acknowledged_too_early": lost}), flush=True)
+    return all(lost.values())
+
+
+async def struck(directory: Path, options: ChaosOptions) -> bool:
+    """Do a run, print what is wrong and its figures; say whether all was well."""
+    run = await run_chaos(directory, options)
+    for target in sorted(run.wanted - run.hits):
+        print(f"not hit often enough: {target.point} of {target.service}")
+    for fault in run.verdict.all():
+        print(fault)
+    print("RESULT " + json.dumps(run.result()), flush=True)
+    return not (run.verdict.all() or run.wanted - run.hits or run.staged_left)
+
+
+async def recovery(directory: Path, depth: int, seed: int) -> bool:
+    """Kill the services of grown stores; say whether each served again in time."""
+    deaths = await measure_recovery(directory, size=STORE_BYTES, kills=depth, seed=seed)
+    proven = [death for death in deaths if death.target is not None]
+    slowest = {
+        name: round(max(one.recovery_s for one in proven if one.service == name), 2)
+        for name in STORES
+    }
+    figures = {
+        "kills": len(proven),
+        "store_bytes": STORE_BYTES,
+        "recovery_s_max_by_service": slowest,
+        "recovery_s_max": max(slowest.values()),
+    }
+    print("RESULT " + json.dumps(figures), flush=True)
+    return max(slowest.values()) <= RECOVERY_MOST_S
+
+
+PARTS: dict[str, Callable[[Path, int, int], Awaitable[bool]]] = {
+    "callers": callers,
+    "trainer": trainer,
+    "recovery": recovery,
+    "detector": detector,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--depth", type=int, default=int(os.environ.get("DEPTH", "1")))
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED", "1")))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    chosen = parser.parse_args()
+    well = True
+    for name in chosen.parts.split(","):
+        print(f"chaos: {name}, depth {chosen.depth}, seed {chosen.seed}", flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            part = PARTS[name](Path(directory), chosen.depth, chosen.seed)
+            well = asyncio.run(_waited(part)) and well
+    sys.exit(not well)
+
+
+async def _waited(part: Awaitable[bool]) -> bool:
+    return await part
+
+
+if __name__ == "__main__":
+    main()

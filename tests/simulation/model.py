@@ -1,0 +1,74 @@
+"""Attempts and calls as the model of the mesh knows them: conversations are texts here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from callforest.capture.v1 import capture_admission_pb2
+
+Messages = list[dict[str, str]]
+WITHOUT_COORDINATES = "request_finished_without_staged_coordinates"
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """A call as the model knows it."""
+
+    verdict: capture_admission_pb2.Verdict
+    messages: Messages
+    record: bool = False
+    withdrawn: bool = False
+    parent: str = ""
+    failures: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ModelAttempt:
+    """An attempt as the model knows it.
+
+    Attributes:
+        conversations: committed calls by what had been said when they ended: by models in chain
+            mode, by anyone in forest mode.
+        order: committed calls, first to last.
+    """
+
+    rollout_id: str
+    number: int
+    capture_key: str
+    forest: bool = False
+    revision: int = 1
+    state: str = "open"
+    calls: dict[str, ModelCall] = field(default_factory=dict)
+    conversations: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+
+    @property
+    def pending(self) -> list[str]:
+        return [
+            one
+            for one, call in self.calls.items()
+            if not (call.record or call.failures or call.withdrawn)
+        ]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a failure masks it, whatever is selected (LED-9)."""
+        return any(
+            call.failures - ({WITHOUT_COORDINATES} if self.forest and call.record else set())
+            for call in self.calls.values()
+        )
+
+    def said(self, messages: Messages) -> tuple[str, ...]:
+        """Give what a conversation is known by."""
+        if self.forest:
+            return tuple(f"{one['role']}: {one['content']}" for one in messages)
+        return tuple(one["content"] for one in messages if one["role"] == "assistant")
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One generation of a call."""
+
+    tokens: bytes
+    response: bytes
+    weight_version: int
