@@ -94,7 +94,11 @@ class CapturedAnswers:
 
     def shows_lost(self, item: ShownItem) -> bool:
         """Say whether an item carries the native id of a call that has no record."""
-        return bool(call_ids_in(item.native_ids) & self.lost)
+        return self.is_lost(item.native_ids)
+
+    def is_lost(self, native_ids: Iterable[str]) -> bool:
+        """Say whether ids name a call that has no record."""
+        return bool(call_ids_in(native_ids) & self.lost)
 
     def candidates(self, said: _Calls, items: Iterable[ShownItem]) -> _Calls:
         """Give those of the calls that said this that no native id of the items speaks against."""
@@ -170,6 +174,8 @@ def read_passage(
             continue
         for is_lost, items in groupby(run, captured.shows_lost):
             shown += [_LOST] if is_lost else _cut_or_lost(captured, [*items], among, behind)
+    if captured.is_lost([passage.response_id]) and all(one.candidates for one in shown):
+        return [*shown[:-1], _LOST]  # whoever else said the same
     named = captured.called(passage.response_id) if shown else frozenset()
     if not named:
         return shown

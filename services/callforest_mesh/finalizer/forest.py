@@ -145,7 +145,7 @@ def choose(
     elif policy.name == RETURNED_HISTORY:
         choice = _returned(request, records, lost)
     elif policy.name == ALL_CAPTURED:
-        scored = scored_call(records, _witnesses(request, _given(request)), ())
+        scored = scored_call(records, _witnesses(request, _given(request)), (), lost)
         call_ids = all_captured(records, scored.call_id)
         choice = _choice(call_ids, scored, ALL_CAPTURED, CallReason.LEAF_NOT_COMPLETED)
     else:
@@ -286,7 +286,7 @@ def _returned(
     history = read_history(result)
     returned = returned_calls(records, history, lost)
     witnesses = _witnesses(request, result, history.response, returned.last_call_id)
-    scored = scored_call(records, witnesses, returned.call_ids)
+    scored = scored_call(records, witnesses, returned.call_ids, lost)
     return _choice(returned.call_ids, scored, RETURNED_HISTORY, CallReason.NOT_RETURNED)
 
 

@@ -121,6 +121,31 @@ def test_evidence_may_name_and_show_lost_calls_and_no_others() -> None:
     assert ends.cause == "terminal_missing", "the scored answer is that of a lost call"
 
 
+def test_a_lost_answer_is_not_taken_for_a_rejected_one_that_says_the_same() -> None:
+    """The id of the response tells: what "b" said was rejected, and "x" said the same."""
+    asked = {"failures": [lost("x")], "declared_response_id": "chatcmpl-d"}
+    told = [(one, {"output": [said(one)], "id": f"chatcmpl-{one}"}) for one in "abcd"]
+    told[1][1]["id"] = "chatcmpl-x"
+    for result in (
+        {"responses": [response for _, response in told]},
+        {"transitions": [{"response": response} for _, response in told]},
+    ):
+        found = salvaged(RETURNED, result=json.dumps(result).encode(), **asked)
+        assert kept(found) == ("a", "c", "d")
+    scored = json.dumps(told[1][1]).encode()
+    by_item = json.dumps({"output": [{**said("b"), "id": "msg_x"}]}).encode()
+    for policy in (RETURNED, EVERYTHING):
+        for response in (scored, by_item):
+            ends = salvaged(
+                policy,
+                failures=[lost("x")],
+                result=shown("a", "b"),
+                scored_response=response,
+            )
+            assert isinstance(ends, core.Mask)
+            assert ends.cause == "terminal_missing"
+
+
 def test_a_selection_that_is_unfit_for_training_is_not_salvaged() -> None:
     found = salvaged(RETURNED, pending=["p"], result=shown("d"), declared_response_id="chatcmpl-d")
     assert isinstance(found, core.Mask)
