@@ -10,7 +10,8 @@ import pytest
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.configuration_section import ConfigurationError
 from callforest_mesh.chassis.token_capture import TokenCapture
-from callforest_mesh.mesh_options import admission_options, finalizer_options
+from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.mesh_options import admission_options, finalizer_options, gateway_options
 
 
 @pytest.mark.requirement("CFG-1")
@@ -23,6 +24,11 @@ def test_the_mode_is_that_of_token_capture(tmp_path: Path, forest: bool) -> None
     with pytest.raises(ConfigurationError) as caught:
         admission_options(own)
     assert "token_capture.forest_training" in str(caught.value)
+    assert gateway_options(configuration).forest is forest
+    for key, place in (("forest", "token_capture.forest_training"), ("tenant", "tenant")):
+        own = dataclasses.replace(configuration, gateway={key: getattr(GatewayOptions(), key)})
+        with pytest.raises(ConfigurationError, match=rf"gateway\.{key}: is {place}"):
+            gateway_options(own)
 
 
 @pytest.mark.requirement("CFG-1", "SEL-4", "FIN-5")

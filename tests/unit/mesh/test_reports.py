@@ -88,6 +88,7 @@ def test_a_receipt_of_another_attempt_is_not_shown() -> None:
     other = receipt("a")
     other.capture_key = "r1-a1"
     assert not any("receipt" in line for line in report(manifest(record("a")), other))
+    assert "not finalized" in draw(manifest(record("a")), other)
 
 
 def test_a_graph_has_a_box_a_call_and_an_edge_a_parent() -> None:
