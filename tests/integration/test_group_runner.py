@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from callforest.capture.v1 import attempt_pb2, group_batch_pb2, selection_pb2
 from callforest.error.v1 import error_reason_pb2 as er
@@ -23,6 +25,7 @@ from callforest_client.group_runner import GroupRunner, RolloutLostError, Runner
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 from callforest_mesh.cli import NO, main
 from callforest_mesh.demo import run
+from callforest_mesh.demo.harness import Played
 from callforest_mesh.demo.loop import DemoLoop, LoopOptions
 from tests.integration.running_mesh import Running, play, running
 
@@ -215,6 +218,40 @@ class NoSteps:
     async def watch_metrics(self) -> AsyncIterator[object]:
         await asyncio.Event().wait()
         yield None
+
+
+class RefusedHarness:
+    """A harness whose every call is refused."""
+
+    async def play(self, client: openai.AsyncOpenAI, model: str, opening: str) -> Played:
+        first: list[ChatCompletionMessageParam] = [{"role": "user", "content": opening}]
+        await client.chat.completions.create(model=model, messages=first)
+        await client.chat.completions.create(model=model, messages=first, n=2)
+        raise AssertionError("it was not refused")
+
+
+@pytest.mark.bugcase("B23")
+@pytest.mark.parametrize("settings", [(), IN_FOREST], ids=["chain", "forest"])
+async def test_a_harness_that_is_always_refused_ends_the_run_too(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Its captured calls never train with a reward that nobody gave."""
+    mode = FOREST if settings else attempt_pb2.CAPTURE_MODE_CHAIN
+    options = LoopOptions(
+        run="demo",
+        model="scripted",
+        groups_per_step=1,
+        rollouts_per_group=2,
+        harness=RefusedHarness(),
+        mode=mode,
+    )
+    async with running("embedded", tmp_path, *settings) as mesh:
+        with pytest.raises(RunStoppedError) as caught:
+            await anext(DemoLoop(options, mesh.owner, NoSteps()).run())
+        group = await mesh.clients.finalizer().group("demo-s1-g0")
+    assert caught.value.reason is StopReason.TOO_MANY_MASKED
+    reason = "selection_refused" if settings else "terminal_not_attributed"
+    assert {one.mask_reason for one in group.receipts} == {reason}
 
 
 @pytest.mark.requirement("FIN-7")
