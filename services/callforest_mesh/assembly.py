@@ -337,6 +337,7 @@ def _build_gateway(
         clients.admission(),
         clients.ledger(),
         clients.worker(),
+        clients.staging(),
         telemetry=telemetry,
     )
 

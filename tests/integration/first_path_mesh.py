@@ -240,6 +240,7 @@ async def running_mesh(
             mesh.admission,
             mesh.ledger,
             mesh.worker,
+            mesh.staging,
         )
         mesh.gateway = GatewayClient(await serve(edge, drain))
         stack.push_async_callback(mesh.gateway.close)

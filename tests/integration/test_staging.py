@@ -11,11 +11,11 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from callforest.capture.v1 import item_pb2, staged_call_pb2
+from callforest.capture.v1 import capture_admission_pb2, item_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest.staging.v1 import staging_service_pb2_grpc as rpc
-from callforest_client.codec import coords_of
+from callforest_client.codec import coords_of, coords_without_columns
 from callforest_client.errors import RefusedError, error_of, error_of_rpc
 from callforest_client.frames import FRAME_BYTES, FRAME_FIELDS, frames_of
 from callforest_client.staging import StagingClient
@@ -120,6 +120,26 @@ async def test_the_loser_of_a_race_serves_the_winners_response(client: StagingCl
     assert receipt.coords == coords_of(first)
     assert receipt.winner.served_response == first.served_response
     assert receipt.winner.completion == first.completion
+
+
+@pytest.mark.requirement("CAP-13")
+async def test_a_call_without_its_columns_is_enough_for_its_record(client: StagingClient) -> None:
+    chain = Chain()
+    for tokens in (8, 600_000):
+        call = chain.add(tokens=tokens)
+        call.completion.generation_token_count = tokens - tokens // 2
+        call.decision.input = capture_admission_pb2.CAPTURE_INPUT_SPLICED
+        call.decision.proof = bytes(32)
+        await client.stage(call)
+        (plain,) = await client.fetch(KEY, [call.call_id], without_columns=True)
+        assert coords_without_columns(plain) == coords_of(call)
+        assert (plain.canonical.token_ids, plain.canonical.logprobs, plain.extras) == (b"",) * 3
+        for name in ("served_response", "completion", "decision"):
+            assert getattr(plain, name) == getattr(call, name)
+        assert await client.fetch(KEY, [call.call_id]) == [call], "what is stored stays whole"
+    with pytest.raises(RefusedError) as caught:
+        await client.fetch(KEY, ["never"], without_columns=True)
+    assert caught.value.reason == er.ERROR_REASON_CALL_NOT_FOUND
 
 
 @pytest.mark.requirement("API-6")

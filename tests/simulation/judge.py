@@ -8,7 +8,6 @@ where Staging knows deltas.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,8 +15,10 @@ from dataclasses import dataclass, field
 from callforest.capture.v1 import attempt_pb2, staged_call_pb2
 from callforest.finalizer.v1 import row_log_pb2
 from callforest.ledger.v1 import ledger_event_pb2
+from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES
 from callforest_mesh.chassis.token_capture import ALL_CAPTURED
+from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.staging.entry import CallEntry, partition_key
 from callforest_mesh.staging.segments import SEGMENTS, segment_key
 from callforest_mesh.worker.engine import EngineRequest, EngineResult
@@ -64,7 +65,7 @@ class Judge:
 
     def asked(self, body: bytes, messages: Messages) -> None:
         """Note what a harness sends, before it does."""
-        self.bodies[hashlib.sha256(body).digest()] = list(messages)
+        self.bodies[digest_body(body, Dialect.CHAT)] = list(messages)
 
     def generated(self, request: EngineRequest, result: EngineResult) -> None:
         """Note what the engine sampled."""

@@ -256,7 +256,11 @@ class Mesh:
 
     def _gateway(self, life: Life, drain: Drain) -> MeshService:
         options = GatewayOptions(
-            generate_timeout_s=10.0, commit_timeout_s=6.0, grace_s=GRACE_S, forest=self.forest
+            generate_timeout_s=10.0,
+            commit_timeout_s=6.0,
+            repeat_grace_s=1.0,
+            grace_s=GRACE_S,
+            forest=self.forest,
         )
         return SimulatedGateway(
             options,
@@ -264,6 +268,7 @@ class Mesh:
             AdmissionClient(self.channel(life, "admission"), timeout_s=5.0),
             self.ledger_of(life),
             WorkerClient(self.channel(life, "worker")),
+            self.staging_of(life),
             new_id=lambda: f"{self.chance.getrandbits(128):032x}",
             now_ns=self.now_ns,
         )

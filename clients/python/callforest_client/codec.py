@@ -13,6 +13,7 @@ from google.protobuf import timestamp_pb2
 
 from callforest.capture.v1 import (
     call_record_pb2,
+    capture_admission_pb2,
     commit_coords_pb2,
     completion_pb2,
     replay_summary_pb2,
@@ -72,7 +73,10 @@ def logprobs_from_bytes(column: bytes) -> Logprobs:
 
 
 def staged_call_to_proto(
-    call: StagedCall, served_response: bytes, completion: completion_pb2.Completion
+    call: StagedCall,
+    served_response: bytes,
+    completion: completion_pb2.Completion,
+    decision: capture_admission_pb2.CaptureDecision | None = None,
 ) -> staged_call_pb2.StagedCall:
     """Make the message that stages a call.
 
@@ -80,6 +84,7 @@ def staged_call_to_proto(
         call: the call with its digests.
         served_response: the JSON bytes that the harness gets; empty in rows.
         completion: how its generation ended.
+        decision: what the worker did with the admitted predecessor, of forest mode.
     """
     identity = call.identity
     return staged_call_pb2.StagedCall(
@@ -100,6 +105,7 @@ def staged_call_to_proto(
         cumulative_hash=call.cumulative_hash,
         served_response=served_response,
         completion=completion,
+        decision=decision,
     )
 
 
@@ -173,6 +179,20 @@ def coords_of(call: staged_call_pb2.StagedCall | StagedCall) -> commit_coords_pb
         chain_hash=call.chain_hash,
         cumulative_hash=call.cumulative_hash,
     )
+
+
+def coords_without_columns(
+    call: staged_call_pb2.StagedCall,
+) -> commit_coords_pb2.CommitCoords:
+    """Make the commit coordinates of a call that was fetched without its columns.
+
+    What it generated is counted by its completion; coordinates that are wrong in it fail when the
+    call is verified.
+    """
+    coords = coords_of(call)
+    carried = call.canonical.carry_token_count
+    coords.delta_token_count = carried + call.completion.generation_token_count
+    return coords
 
 
 def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:

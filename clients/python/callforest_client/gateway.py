@@ -42,10 +42,11 @@ class GatewayClient:
         *,
         continues_call_id: str | None = None,
         history_is_whole: bool = False,
+        idempotency_key: str = "",
         timeout_s: float | None = None,
         traceparent: str = "",
     ) -> pb.ServedCompletion:
-        """Make one call; a repeat is another call.
+        """Make one call; a repeat is another call, unless it has the same idempotency key.
 
         Args:
             capture_key: the attempt.
@@ -55,20 +56,29 @@ class GatewayClient:
                 follow the answer of this call. A claim that is checked, never trusted.
             history_is_whole: the request brings its whole history all the same; the claim then
                 only breaks a tie.
+            idempotency_key: makes every repeat of the request the same call: 1 to 255 visible ASCII
+                characters, minted at random for each logical request before its first try. With it
+                the call is sent again when its stream broke.
             timeout_s: instead of the client's own.
             traceparent: the caller's W3C trace context, or "".
 
         Raises:
             RefusedError: REQUEST_REFUSED with the parameter at fault, ATTEMPT_NOT_FOUND,
                 ATTEMPT_CLOSED, AMBIGUOUS_HISTORY, HISTORY_CLAIM_REFUSED, MODE_MISMATCH,
-                CONFIGURATION_CHANGED, OVERLOADED, INVALID_MESSAGE; HISTORY_REQUIRED: send the
+                CONFIGURATION_CHANGED, OVERLOADED, INVALID_MESSAGE; CALL_MISMATCH, the key was used
+                with another request; HISTORY_REQUIRED: send the
                 request again with its whole history and `history_is_whole`.
             UnavailableError: no answer; the call may have been made.
         """
         call = _call(capture_key, request, api, continues_call_id, history_is_whole)
+        call.idempotency_key = idempotency_key
         bound_s = self._timeout_s if timeout_s is None else timeout_s
         return await self._completions.send(
-            call, tenant=self._tenant, timeout_s=bound_s, traceparent=traceparent
+            call,
+            tenant=self._tenant,
+            timeout_s=bound_s,
+            traceparent=traceparent,
+            repeatable=bool(idempotency_key),
         )
 
     async def measure(

@@ -69,6 +69,7 @@ class _Pending(Generic[PayloadT, ResultT]):
     timeout_s: float
     deadline: float
     traceparent: str
+    repeatable: bool
     future: asyncio.Future[ResultT]
     sent: bool = False
     late: bool = False
@@ -124,7 +125,13 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self.item_count = 0
 
     async def send(
-        self, payload: PayloadT, *, tenant: str, timeout_s: float, traceparent: str = ""
+        self,
+        payload: PayloadT,
+        *,
+        tenant: str,
+        timeout_s: float,
+        traceparent: str = "",
+        repeatable: bool | None = None,
     ) -> ResultT:
         """Send one payload and await its answer.
 
@@ -133,6 +140,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
             tenant: owns what the item touches.
             timeout_s: how long the answer may take, repeats included.
             traceparent: the caller's W3C trace context, or "".
+            repeatable: whether it may be sent again when the stream broke, instead of what the
+                stream says of its items.
 
         Raises:
             RefusedError: the service refused it.
@@ -157,6 +166,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 timeout_s,
                 deadline,
                 traceparent,
+                self._spec.repeatable if repeatable is None else repeatable,
                 loop.create_future(),
             )
             self._enqueue(pending)
@@ -378,7 +388,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         for pending in list(self._unanswered.values()):
             if pending.future.done():
                 continue
-            if fatal or (pending.sent and not self._spec.repeatable):
+            if fatal or (pending.sent and not pending.repeatable):
                 pending.future.set_exception(failure)
                 self._unanswered.pop(pending.sequence, None)
             else:

@@ -68,13 +68,27 @@ class StagingClient:
         )
 
     async def fetch(
-        self, capture_key: str, call_ids: Sequence[str]
+        self,
+        capture_key: str,
+        call_ids: Sequence[str],
+        *,
+        without_columns: bool = False,
+        timeout_s: float | None = None,
     ) -> list[staged_call_pb2.StagedCall]:
         """Read staged calls in the asked order.
 
+        Args:
+            capture_key: the attempt.
+            call_ids: the calls.
+            without_columns: leave tokens, log-probabilities and extras out. What is left proves
+                nothing; it serves a repeat, and makes its record.
+            timeout_s: instead of the client's own.
+
         Raises:
             RefusedError: one is missing (CALL_NOT_FOUND) or damaged (STORE_CORRUPT).
+            UnavailableError: the service is away.
         """
+        bound_s = timeout_s or self._timeout_s
         calls: list[staged_call_pb2.StagedCall] = []
         assembler = FrameAssembler()
         for start in range(0, len(call_ids), CALLS_MAX):
@@ -82,8 +96,9 @@ class StagingClient:
                 tenant=self._tenant,
                 capture_key=capture_key,
                 call_ids=call_ids[start : start + CALLS_MAX],
+                without_columns=without_columns,
             )
-            parts = await unary.read_all(self._stub.Fetch, request, timeout_s=self._timeout_s)
+            parts = await unary.read_all(self._stub.Fetch, request, timeout_s=bound_s)
             for part in parts:
                 which = part.WhichOneof("part")
                 if which == "call":

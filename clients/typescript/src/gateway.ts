@@ -18,8 +18,8 @@ import { callUnary } from "./unary.js";
 /** How long a model call may take unless told otherwise, in milliseconds. */
 export const COMPLETION_TIMEOUT_MS = 600_000;
 
-/** How one model call is made. */
-export interface CompleteOptions {
+/** How one model call is made, or measured. */
+export interface MeasureOptions {
   /** How long the answer may take, in milliseconds: 1 to 3,600,000; ten minutes unless given. */
   readonly timeoutMs?: number;
   /** The caller's W3C trace context. */
@@ -34,6 +34,16 @@ export interface CompleteOptions {
   readonly continuesCallId?: string;
   /** The request brings the whole history all the same; `continuesCallId` then breaks ties. */
   readonly historyIsWhole?: boolean;
+}
+
+/** How one model call is made, and made again. */
+export interface CompleteOptions extends MeasureOptions {
+  /**
+   * Makes every repeat of the request the same call: 1 to 255 visible ASCII characters, minted at
+   * random for each logical request before its first try. With it the call is sent again when its
+   * stream broke.
+   */
+  readonly idempotencyKey?: string;
 }
 
 /** Makes model calls within attempts; many at once share one stream. */
@@ -57,14 +67,14 @@ export class GatewayClient {
   /**
    * Make a model call and give what was served, once the call's row is durable.
    *
-   * It is never repeated on its own: a repeat would be another call.
+   * Without an idempotency key it is never repeated on its own: a repeat would be another call.
    *
    * @param captureKey names the attempt.
    * @param request the API's request: its JSON bytes, or what they mean. It asks for no stream.
    * @param api whose request it is; Chat Completions unless given.
    * @throws RefusedError REQUEST_REFUSED, ATTEMPT_NOT_FOUND, ATTEMPT_CLOSED, AMBIGUOUS_HISTORY,
-   *   HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED; OVERLOADED
-   *   with `retryAfterMs`: nothing was generated.
+   *   HISTORY_REQUIRED, HISTORY_CLAIM_REFUSED, MODE_MISMATCH, CONFIGURATION_CHANGED,
+   *   CALL_MISMATCH; OVERLOADED with `retryAfterMs`: nothing was generated.
    * @throws UnavailableError the gateway or its engine is not there, or did not answer in time;
    *   whether the call counts is unknown.
    */
@@ -76,7 +86,10 @@ export class GatewayClient {
   ): Promise<ServedCompletion> {
     const call = callOf(captureKey, request, api, options);
     const { timeoutMs = COMPLETION_TIMEOUT_MS, traceparent, signal } = options;
-    return this.#calls.send(call, { tenant: this.#tenant, timeoutMs, traceparent, signal });
+    call.idempotencyKey = options.idempotencyKey ?? "";
+    const repeatable = call.idempotencyKey !== "";
+    const tenant = this.#tenant;
+    return this.#calls.send(call, { tenant, timeoutMs, traceparent, signal, repeatable });
   }
 
   /**
@@ -87,7 +100,7 @@ export class GatewayClient {
     captureKey: string,
     request: JsonObject | Uint8Array,
     api: CompletionApi = CompletionApi.CHAT,
-    options: CompleteOptions = {},
+    options: MeasureOptions = {},
   ): Promise<MeasuredContext> {
     const call = callOf(captureKey, request, api, options);
     const { timeoutMs = COMPLETION_TIMEOUT_MS, traceparent, signal } = options;
@@ -111,7 +124,7 @@ function callOf(
   captureKey: string,
   request: JsonObject | Uint8Array,
   api: CompletionApi,
-  { continuesCallId, historyIsWhole = false }: CompleteOptions,
+  { continuesCallId, historyIsWhole = false }: MeasureOptions,
 ): CompletionCall {
   const bytes =
     request instanceof Uint8Array ? request : new TextEncoder().encode(JSON.stringify(request));

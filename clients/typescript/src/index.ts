@@ -12,7 +12,12 @@ export {
   UnavailableError,
 } from "./errors.js";
 export { FRAME_BYTES, type Frame, FrameAssembler, framesOf, PAYLOAD_BYTES } from "./frames.js";
-export { COMPLETION_TIMEOUT_MS, type CompleteOptions, GatewayClient } from "./gateway.js";
+export {
+  COMPLETION_TIMEOUT_MS,
+  type CompleteOptions,
+  GatewayClient,
+  type MeasureOptions,
+} from "./gateway.js";
 export { ItemStream, type ItemStreamOptions, type SendOptions } from "./itemStream.js";
 export {
   type GroupSlot,

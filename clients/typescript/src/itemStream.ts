@@ -50,6 +50,8 @@ export interface SendOptions {
   readonly traceparent?: string | undefined;
   /** Ends the item when it is aborted; the caller gets the signal's reason. */
   readonly signal?: AbortSignal | undefined;
+  /** Whether it may be sent again when the stream broke; what the stream says unless given. */
+  readonly repeatable?: boolean | undefined;
 }
 
 interface Pending<Payload, Answer> extends QueuedItem {
@@ -58,6 +60,7 @@ interface Pending<Payload, Answer> extends QueuedItem {
   readonly bodies: readonly ItemBody<Payload>[];
   /** The payload's size in bytes. */
   readonly size: number;
+  readonly repeatable: boolean;
   resolve(answer: Answer): void;
   reject(error: unknown): void;
   /** Stop the clock, and listen to the caller's signal no more. */
@@ -104,6 +107,7 @@ export class ItemStream<Payload extends Message, Answer extends Message> {
    */
   async send(payload: Payload, options: SendOptions): Promise<Answer> {
     const { tenant, timeoutMs, traceparent = "", signal } = options;
+    const { repeatable = this.#spec.repeatable } = options;
     if (!(timeoutMs >= 1 && timeoutMs <= TIMEOUT_MS_MAX)) {
       throw new RangeError(`timeoutMs must be 1 to ${TIMEOUT_MS_MAX}, not ${timeoutMs}`);
     }
@@ -121,6 +125,7 @@ export class ItemStream<Payload extends Message, Answer extends Message> {
         deadline,
         bodies,
         size: serialized.length,
+        repeatable,
         sent: false,
         settled: false,
         resolve,
@@ -301,7 +306,7 @@ export class ItemStream<Payload extends Message, Answer extends Message> {
   #afterBreak(failure: CallforestError): void {
     const fatal = failure instanceof RefusedError && failure.retryAfterMs === undefined;
     for (const pending of [...this.#unanswered.values()]) {
-      if (fatal || (pending.sent && !this.#spec.repeatable)) {
+      if (fatal || (pending.sent && !pending.repeatable)) {
         this.#settle(pending, () => pending.reject(failure), true);
       }
     }

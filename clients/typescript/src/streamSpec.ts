@@ -63,7 +63,7 @@ export interface StreamSpec<Payload extends Message, Answer extends Message> {
   ): AsyncIterable<ItemResult<Answer>[]>;
 }
 
-/** The gateway's model calls. A repeat would be another call, so none is made. */
+/** The gateway's model calls. A repeat would be another call, unless the call has a key. */
 export function completions(
   client: Client<typeof GatewayService>,
 ): StreamSpec<CompletionCall, ServedCompletion> {

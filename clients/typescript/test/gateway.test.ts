@@ -2,8 +2,9 @@ import assert from "node:assert/strict";
 import { afterEach, describe, it } from "node:test";
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
+import { Code, ConnectError } from "@connectrpc/connect";
 
-import { CompletionApi, GatewayClient } from "../src/index.js";
+import { CompletionApi, GatewayClient, UnavailableError } from "../src/index.js";
 import {
   type CompletionCall,
   GatewayService,
@@ -83,6 +84,32 @@ describe("a gateway's client", () => {
         ["c1", false],
         ["c1", true],
       ],
+    );
+  });
+
+  it("sends a call with a key again when its stream broke, and no other", async () => {
+    const gateway = new FakeGateway(({ context }: Taken, stream) => {
+      if (stream === 1) throw new ConnectError("gone", Code.Unavailable);
+      const value = { callId: "c2" };
+      return [{ sequence: context.sequence, outcome: { case: "completion", value } }];
+    });
+    const client = clientOf(await FakeServer.start(gateway.routes));
+    const request = { messages: [] };
+    const api = CompletionApi.CHAT;
+    const made = await client.complete("k", request, api, { idempotencyKey: "one" });
+    assert.equal(made.callId, "c2");
+    assert.deepEqual(
+      gateway.taken.map(({ call }) => call?.idempotencyKey),
+      ["one", "one"],
+    );
+    const other = new FakeGateway(() => {
+      throw new ConnectError("gone", Code.Unavailable);
+    });
+    const keyless = clientOf(await FakeServer.start(other.routes));
+    await assert.rejects(keyless.complete("k", request), UnavailableError);
+    assert.deepEqual(
+      other.taken.map(({ call }) => call?.idempotencyKey),
+      [""],
     );
   });
 });

@@ -54,7 +54,7 @@ class LostCallError(Exception):
 async def read_segments(
     staging: StagingClient, capture_key: str, call_ids: Sequence[str]
 ) -> list[staged_call_pb2.StagedCall]:
-    """Read staged calls in the asked order, without their served responses.
+    """Read staged calls in the asked order, without what serves repeats: responses, decisions.
 
     Raises:
         LostCallError: one is missing or damaged, for good.
@@ -70,6 +70,7 @@ async def read_segments(
         raise LostCallError(reason, capture_key, call_id) from error
     for call in calls:
         call.ClearField("served_response")
+        call.ClearField("decision")
     return calls
 
 

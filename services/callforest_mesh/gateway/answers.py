@@ -17,9 +17,9 @@ from aiohttp import web
 
 from callforest_client.errors import CallforestError
 from callforest_mesh.chassis.failpoint import failpoint, is_armed
-from callforest_mesh.gateway import core, events, refusals
+from callforest_mesh.gateway import events, refusals
 from callforest_mesh.gateway.context_report import context_header
-from callforest_mesh.gateway.life import PendingCall
+from callforest_mesh.gateway.lives import PendingCall
 from callforest_mesh.gateway.refusals import HttpRefusal
 
 _LOG = logging.getLogger("callforest")
@@ -35,7 +35,6 @@ class Answer:
     """The answer to one HTTP request.
 
     Args:
-        normalised: what was asked.
         call: makes the response.
         begun: when the request was there whole, on the loop's clock.
         keep_alive_s: how long a client that asked for events gets nothing.
@@ -43,13 +42,12 @@ class Answer:
 
     def __init__(
         self,
-        normalised: core.NormalisedRequest,
         call: PendingCall,
         *,
         begun: float,
         keep_alive_s: float,
     ) -> None:
-        self._normalised = normalised
+        self._normalised = call.request
         self._call = call
         self._begun = begun
         self._keep_alive_s = keep_alive_s
@@ -65,7 +63,7 @@ class Answer:
                 return await self._keep_alive(request)
             return await self._whole(request)
         except (asyncio.CancelledError, ConnectionError):
-            self._call.abandon()
+            self._call.leave()
             raise
 
     async def _outlasts(self) -> bool:

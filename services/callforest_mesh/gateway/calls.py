@@ -1,50 +1,52 @@
 """The life of a call at the edge: intent, generation, record, and only then the response.
 
-A life is a task of its own. When the harness goes away its generation is cancelled, but the life
-goes on until the ledger has a row for the call: an admitted call must not end in silence.
+A life is a task of its own. When the harness goes away its generation is cancelled after a grace,
+but the life goes on until the ledger has a row for the call: an admitted call must not end in
+silence. Those who wait for one call, its repeats among them, have one answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 
 from google.protobuf import timestamp_pb2
 
-from callforest.capture.v1 import call_record_pb2, capture_admission_pb2
+from callforest.capture.v1 import capture_admission_pb2
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_client.admission import AdmissionClient
-from callforest_client.errors import CallforestError, UnavailableError
+from callforest_client.errors import CallforestError, UnavailableError, reason_name
 from callforest_client.ledger import LedgerClient
+from callforest_client.staging import StagingClient
 from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.call_attributes import verdict_attributes
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import OK, SILENT, ServiceTelemetry
 from callforest_mesh.gateway import core
 from callforest_mesh.gateway.admitting import Admitting
+from callforest_mesh.gateway.asked import NEW, Asked, Identity
+from callforest_mesh.gateway.captures import Captures, incident
 from callforest_mesh.gateway.context_report import context_of_call
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.life import (
-    INVALID_COORDINATES,
-    MISSING_COORDINATES,
-    REQUEST_FINISHED,
-    WORKER_CAPTURE_FAILED,
+    WENT_AWAY,
     AbandonedError,
     Life,
-    PendingCall,
     Served,
+    UnsettledError,
 )
+from callforest_mesh.gateway.lives import Lives, PendingCall
 from callforest_mesh.gateway.measures import LifeMeasures, ended_by
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.refusals import (
     HttpRefusal,
-    faulty,
     of_service,
     overloaded,
     refused_verdict,
+    unavailable,
 )
+from callforest_mesh.gateway.repeats import Repeats
 from callforest_mesh.gateway.rows import Rows
 
 _LOG = logging.getLogger("callforest")
@@ -57,6 +59,7 @@ class Calls:
         admission: judges calls.
         ledger: keeps their rows.
         worker: generates and captures.
+        staging: keeps what was generated, for repeats.
         configuration: of the engine.
         options: bounds.
         new_id: names a call; at most 128 characters of `A-Za-z0-9._~-`.
@@ -69,6 +72,7 @@ class Calls:
         admission: AdmissionClient,
         ledger: LedgerClient,
         worker: WorkerClient,
+        staging: StagingClient,
         configuration: EngineConfiguration,
         options: GatewayOptions,
         *,
@@ -82,43 +86,92 @@ class Calls:
         self._options = options
         self._new_id = new_id
         self._now_ns = now_ns
-        self._tasks: set[asyncio.Task[Served] | asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._joined_count = 0
+        self._lives = Lives(options.repeat_grace_s)
         self._tracer = telemetry.tracer
         self._measures = LifeMeasures(telemetry.metrics, lambda: len(self._tasks))
         self._rows = Rows(ledger, options.commit_timeout_s, self._measures, watch=self._watch)
+        self._captures = Captures(self._rows)
+        self._repeats = Repeats(
+            staging,
+            self._admitting,
+            self._captures,
+            self._rows,
+            timeout_s=options.commit_timeout_s,
+            forest=options.forest,
+        )
+
+    def same(self, asked: Asked) -> PendingCall | None:
+        """Wait for the call in work that a request with a key repeats; None when there is none.
+
+        Raises:
+            HttpRefusal: its key is in work with another request, or too many wait already.
+        """
+        return self._lives.same(asked.capture_key, asked.identity, asked.body_digest)
 
     def begin(
-        self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
+        self,
+        capture_key: str,
+        request: core.NormalisedRequest,
+        identity: Identity = NEW,
+        *,
+        lacking: HttpRefusal | None = None,
+        traceparent: str = "",
     ) -> PendingCall:
         """Take one call into work, from its intent to its response.
 
+        Args:
+            capture_key: its attempt.
+            request: what is asked.
+            identity: which call that is.
+            lacking: why it can only be answered as a repeat, if so.
+            traceparent: the caller's W3C trace context, or "".
+
         Raises:
-            HttpRefusal: too many are in work.
+            HttpRefusal: too many are in work, or its key is in work with another request.
         """
-        if len(self._tasks) >= self._options.calls_max:
+        joined = self._lives.same(capture_key, identity, request.body_digest)
+        if joined is not None:
+            return joined
+        if len(self._tasks) - self._joined_count >= self._options.calls_max:
             raise overloaded("calls_in_work", self._options.calls_max)
         admit_time = timestamp_pb2.Timestamp()
         # Whole microseconds: the peer's clock is a double, and must give the same time back.
         admit_time.FromNanoseconds(self._now_ns() // 1000 * 1000)
-        span = self._tracer.entry("call", traceparent)
-        life = Life(capture_key, self._new_id(), admit_time, request, traceparent, span=span)
-        task = asyncio.ensure_future(self._live(life))
-        self._watch(task)
-        return PendingCall(life, task)
+        life = Life(
+            capture_key,
+            identity.call_id or self._new_id(),
+            admit_time,
+            request,
+            traceparent,
+            identity,
+            lacking,
+        )
+        pending = self._lives.enter(life)
+        life.trace(self._tracer.entry("call", traceparent))
+        self._watch(asyncio.ensure_future(self._live(life)))
+        return pending
 
     async def serve(
-        self, capture_key: str, request: core.NormalisedRequest, *, traceparent: str = ""
+        self,
+        capture_key: str,
+        request: core.NormalisedRequest,
+        identity: Identity = NEW,
+        *,
+        traceparent: str = "",
     ) -> Served:
-        """Take one call through its life; cancelling this ends the generation, not the life.
+        """Take one call through its life; cancelling this leaves it.
 
         Raises:
             HttpRefusal: the call was refused, or something behind the gateway is away; then
                 nothing was served.
         """
-        return await self.begin(capture_key, request, traceparent=traceparent).served()
+        return await self.begin(capture_key, request, identity, traceparent=traceparent).served()
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for the calls in work, at most `timeout_s`; then end them."""
+        self._lives.end()
         if not self._tasks:
             return
         _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -128,40 +181,114 @@ class Calls:
             _LOG.warning("the gateway leaves %d calls pending", len(left))
             await asyncio.wait(left)
 
-    async def _live(self, life: Life) -> Served:
-        outcome = OK
+    async def _live(self, life: Life) -> None:
+        """Answer those who wait; then settle what is not known of the call."""
         try:
-            return await self._lived(life)
-        except BaseException as error:
-            outcome = ended_by(error)
-            life.span.fail(outcome)
-            raise
+            unsettled = await self._answered(life)
+            if unsettled is not None:
+                await self._settle_unknown(life, unsettled)
         finally:
             life.span.end()
+            self._lives.leave(life)
+
+    async def _answered(self, life: Life) -> UnsettledError | None:
+        """Give those who wait the response, or why there is none; say what is left to settle."""
+        outcome, unsettled = OK, None
+        try:
+            life.serve(await self._lived(life))
+        except UnsettledError as error:
+            unsettled = error
+            outcome = ended_by(error.answer)
+            life.refuse(error.answer)
+        except (HttpRefusal, AbandonedError) as error:
+            outcome = ended_by(error)
+            life.refuse(error)
+        except BaseException as error:
+            outcome = ended_by(error)
+            life.refuse(unavailable("The gateway is shutting down. Repeat."))
+            raise
+        finally:
+            if outcome != OK:
+                life.span.fail(outcome)
             self._measures.count(outcome)
+        return unsettled
+
+    async def _settle_unknown(self, life: Life, unsettled: UnsettledError) -> None:
+        """Leave a call to its repeats for the grace; then see what became of it."""
+        if not life.captured:
+            return
+        if not unsettled.is_over:
+            await self._lives.grace(life)
+        if not life.is_retaken:
+            await self._repeats.settle(life, unsettled.detail)
 
     async def _lived(self, life: Life) -> Served:
-        verdict = await self._admit(life)
-        life.admitted.set()
+        for one in life.behind:
+            await one.admitted.wait()
+        life.behind.clear()
         try:
-            return await self._answer(life, verdict)
-        except (HttpRefusal, AbandonedError):
+            return await self._take(life)
+        except (HttpRefusal, AbandonedError, UnsettledError):
             raise
-        except Exception:
-            self._fail_later(life, detail="a fault of the gateway")
-            raise
+        except Exception as error:
+            _LOG.exception("call %s/%s: a fault", life.capture_key, life.call_id)
+            raise UnsettledError(error, "a fault of the gateway") from error
 
-    async def _answer(self, life: Life, verdict: capture_admission_pb2.Verdict) -> Served:
-        """Take an admitted call to its row; whatever the end, it has one."""
+    async def _take(self, life: Life) -> Served:
+        """Learn which call it is, and answer it: by another life, by what is staged, or anew."""
+        while True:
+            if life.before is not None:
+                await life.before.ended.wait()
+                life.before = None
+            verdict = await self._admit(life)
+            earlier = _earlier_of(life, verdict)
+            if earlier is None or earlier.call_id == life.call_id:
+                break
+            other = self._lives.find(life.capture_key, earlier.call_id)
+            if other is not None and other.takes_waiters:
+                return await self._join(life, other)
+            self._lives.rename(life, earlier.call_id)
+            if life.before is None:
+                break
+        life.verdict = verdict
+        self._lives.judged(life)
+        life.admitted.set()
+        if earlier is not None:
+            served = await self._repeats.answer(life, verdict, earlier)
+            if served is not None:
+                return served
+        return await self._make(life, verdict)
+
+    async def _join(self, life: Life, other: Life) -> Served:
+        """Have the answer of another life; the place of this one is free."""
+        pending = self._lives.join(other)
+        life.joined, life.captured = True, False
+        life.call_id, life.admit_time = other.call_id, other.admit_time
+        life.admitted.set()
+        self._joined_count += 1
+        try:
+            if life.abandoned:
+                raise AbandonedError
+            life.generation = asyncio.ensure_future(pending.served())
+            return await life.generation
+        except asyncio.CancelledError:
+            if not life.abandoned:
+                raise
+            raise AbandonedError from None
+        finally:
+            pending.leave()
+            self._joined_count -= 1
+
+    async def _make(self, life: Life, verdict: capture_admission_pb2.Verdict) -> Served:
+        """Generate an admitted call and take it to its row; whatever the end, it has one."""
         if life.abandoned:
-            await self._rows.fail(life, REQUEST_FINISHED, detail="the harness went away")
-            raise AbandonedError
+            raise UnsettledError(AbandonedError(), WENT_AWAY, is_over=True)
         generated = await self._generate(life, verdict)
         failpoint("gateway.after_engine")
-        served = await self._read(life, generated.chat_response)
+        served = await self._captures.read(life, generated.chat_response)
         difference = life.request.evidence.explain(verdict)
         if life.captured:
-            await self._settle_capture(life, generated, served, difference)
+            await self._captures.settle(life, generated, served, difference)
         context = None
         if core.is_forest(life.intent):
             context = context_of_call(verdict, generated, difference)
@@ -172,11 +299,12 @@ class Calls:
             verdict = await self._admitting.verdict(life)
         except CallforestError as error:
             _LOG.warning("call %s/%s is not admitted: %s", life.capture_key, life.call_id, error)
+            refusal = of_service(error)
             if life.intent is not None and isinstance(error, UnavailableError):
                 # Whether the intent is durable is unknown; if it is, the call must not stay
                 # pending until the rollout's owner gives up.
-                self._fail_later(life, detail="the admission did not answer")
-            raise of_service(error) from error
+                raise UnsettledError(refusal, "the admission did not answer") from error
+            raise refusal from error
         if life.span.recording:
             life.span.describe(verdict_attributes(verdict))
         match verdict.WhichOneof("verdict"):
@@ -193,14 +321,14 @@ class Calls:
                     uncaptured.detail,
                 )
             case None:
-                raise _incident(f"call {life.call_id}: a verdict that this gateway does not know")
+                raise incident(f"call {life.call_id}: a verdict that this gateway does not know")
         return verdict
 
     async def _generate(
         self, life: Life, verdict: capture_admission_pb2.Verdict
     ) -> worker_pb.GeneratedCall:
         assert life.intent is not None, "it was admitted"
-        call = core.generation_of(life.request, verdict, life.intent)
+        call = core.generation_of(life.request, verdict, life.intent, captured=life.captured)
         failpoint("gateway.before_engine")
         life.generation = asyncio.ensure_future(
             self._worker.generate(
@@ -212,88 +340,40 @@ class Calls:
         except asyncio.CancelledError:
             if not life.abandoned:
                 raise
-            await self._rows.fail(life, REQUEST_FINISHED, detail="the harness went away")
-            raise AbandonedError from None
+            raise UnsettledError(AbandonedError(), WENT_AWAY, is_over=True) from None
         except CallforestError as error:
             _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
+            refusal = of_service(error)
+            refusal.parameter = core.parameter_of(life.request, refusal.parameter)
+            if isinstance(error, UnavailableError):
+                raise UnsettledError(
+                    refusal, f"{reason_name(error.reason)}: {error.message}"
+                ) from error
             if core.is_configuration_change(error.reason):
                 self._configuration.forget(call.configuration_digest)
             await self._rows.settle_refused(life, error)
-            refusal = of_service(error)
-            refusal.parameter = core.parameter_of(life.request, refusal.parameter)
             raise refusal from error
 
-    async def _read(self, life: Life, body: bytes) -> core.ServedResponse:
-        """Serve nothing rather than tokens: an engine that leaks them is a fault (CAP-6)."""
-        try:
-            return core.read_response(body, life.request)
-        except core.ServedResponseError as error:
-            await self._rows.fail(life, REQUEST_FINISHED, detail=error.fact)
-            raise _incident(f"call {life.capture_key}/{life.call_id}: {error.fact}") from error
-
-    async def _settle_capture(
-        self,
-        life: Life,
-        generated: worker_pb.GeneratedCall,
-        served: core.ServedResponse,
-        difference: call_record_pb2.HistoryDifference | None,
-    ) -> None:
-        """Append the call's row: its record, or why there is none."""
-        match generated.WhichOneof("capture"):
-            case "staged":
-                await self._record(life, generated, served, difference)
-            case "failed":
-                await self._rows.fail(
-                    life,
-                    WORKER_CAPTURE_FAILED,
-                    worker_reason=generated.failed.reason,
-                    detail=generated.failed.detail,
-                )
-            case _:
-                await self._rows.fail(life, MISSING_COORDINATES)
-
-    async def _record(
-        self,
-        life: Life,
-        generated: worker_pb.GeneratedCall,
-        served: core.ServedResponse,
-        difference: call_record_pb2.HistoryDifference | None,
-    ) -> None:
-        coords = generated.staged
-        failpoint("gateway.after_staging")
-        if (coords.capture_key, coords.call_id) != (life.capture_key, life.call_id):
-            # They would be recorded for another call.
-            named = f"they name {coords.capture_key}/{coords.call_id}"
-            await self._rows.fail(life, INVALID_COORDINATES, detail=named)
-            return
-        if not served.response_id:
-            await self._rows.fail(life, INVALID_COORDINATES, detail="the response has no id")
-            return
-        record = core.record_of(generated, life.request, served, life.admit_time)
-        record.traceparent = life.span.traceparent
-        if difference is not None:
-            record.difference.CopyFrom(difference)
-        if await self._rows.commit(life, record):
-            failpoint("gateway.after_commit_ack")
-            life.request.evidence.keep(life.call_id, served)
-
-    def _fail_later(self, life: Life, *, detail: str) -> None:
-        """Try once more to mark a call whose fate at the ledger is unknown; nobody waits."""
-        self._watch(asyncio.ensure_future(self._rows.fail(life, REQUEST_FINISHED, detail=detail)))
-
-    def _watch(self, task: asyncio.Task[Served] | asyncio.Task[None]) -> None:
+    def _watch(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[Served] | asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Whoever waits gets it; a life that was abandoned has only the log.
-            expected = isinstance(error, HttpRefusal | AbandonedError | CallforestError)
+            expected = isinstance(error, HttpRefusal | CallforestError)
             _LOG.log(logging.DEBUG if expected else logging.ERROR, "a call ended with %r", error)
 
 
-def _incident(fact: str) -> HttpRefusal:
-    incident_id = secrets.token_hex(8)
-    _LOG.error("incident %s: %s", incident_id, fact)
-    return faulty(incident_id)
+def _earlier_of(
+    life: Life, verdict: capture_admission_pb2.Verdict
+) -> capture_admission_pb2.EarlierCall | None:
+    """Give the call that a request repeats; None when it is one of its own.
+
+    An intent that was sent twice, since a stream broke, finds itself: no other request has its id,
+    unless a key or the ledger gave it.
+    """
+    if not verdict.HasField("earlier"):
+        return None
+    earlier = verdict.earlier
+    return earlier if life.is_named or earlier.call_id != life.call_id else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from callforest_core.lineage.items import Dialect
 from callforest_mesh.gateway import core
+from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.gateway.conversations import Conversations
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.refusals import unsupported
@@ -21,12 +22,18 @@ class ChainReader:
         self._conversations = conversations
 
     def read(
-        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
+        self,
+        capture_key: str,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim | None = None,
+        body_digest: bytes | None = None,
     ) -> core.NormalisedRequest:
-        """Parse and judge a request; see `core.RequestReader.read`."""
+        """Parse and judge a request; see `reading.RequestReader.read`."""
         if claim is not None and not claim.history_is_whole:
             raise unsupported(
                 "continues_call_id",
                 "Histories are kept in forest mode alone. Send the whole history.",
             )
-        return core.read_request(body, dialect, self._conversations.of(capture_key))
+        digest = body_digest or digest_body(body, dialect, claim)
+        return core.read_request(body, dialect, self._conversations.of(capture_key), digest)

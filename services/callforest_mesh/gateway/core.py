@@ -5,11 +5,10 @@ Pure: ids, times and bytes come in as arguments.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from google.protobuf import timestamp_pb2
 
@@ -28,10 +27,11 @@ from callforest_core.lineage.items import (
     response_items,
 )
 from callforest_mesh.gateway import responses
+from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.gateway.chain_evidence import read_chain_evidence
 from callforest_mesh.gateway.conversations import ChainMemory
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
-from callforest_mesh.gateway.evidence import Claim, Evidence, ServedResponse
+from callforest_mesh.gateway.evidence import Evidence, ServedResponse
 from callforest_mesh.gateway.json_body import parse_body, write_json
 from callforest_mesh.gateway.refusals import malformed
 from callforest_mesh.gateway.response_output import TranslationError, response_of
@@ -61,7 +61,7 @@ class NormalisedRequest:
         dialect: the API in which it was asked, and is answered.
         body: the Chat Completions request for the engine; as received, unless it had to be
             translated or asked for a stream.
-        body_digest: SHA-256 of what was received.
+        body_digest: tells it from another request (`asked.digest_body`).
         evidence: by what the call finds the one that it continues, in the attempt's mode.
         streaming: how the response is to be streamed; None for a plain one.
         echo: what a Responses response says again of its request.
@@ -93,7 +93,10 @@ class Conversion:
 
 
 def read_request(
-    body: bytes, dialect: Dialect = Dialect.CHAT, memory: ChainMemory | None = None
+    body: bytes,
+    dialect: Dialect = Dialect.CHAT,
+    memory: ChainMemory | None = None,
+    body_digest: bytes | None = None,
 ) -> NormalisedRequest:
     """Parse and judge a request of chain mode.
 
@@ -101,36 +104,16 @@ def read_request(
         body: as received.
         dialect: the API in which it is asked.
         memory: the attempt's last conversation, which this one may continue.
+        body_digest: tells it from another, if that is known already.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
     fields = parse_body(body)
     converted = convert(fields, body, dialect)
-    digest = hashlib.sha256(body).digest()
+    digest = body_digest or digest_body(body, dialect)
     evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory)
     return normalised(converted, dialect, digest, evidence)
-
-
-class RequestReader(Protocol):
-    """Reads requests in one capture mode."""
-
-    def read(
-        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
-    ) -> NormalisedRequest:
-        """Parse and judge a request.
-
-        Args:
-            capture_key: the attempt.
-            body: as received.
-            dialect: its API.
-            claim: the call that it says it continues.
-
-        Raises:
-            HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
-                history that is not kept.
-        """
-        ...
 
 
 def normalised(
@@ -246,16 +229,20 @@ def generation_of(
     request: NormalisedRequest,
     verdict: capture_admission_pb2.Verdict,
     intent: attempt_pb2.CallIntent,
+    *,
+    captured: bool = True,
 ) -> worker_pb.GenerateCall:
     """Make what the worker is asked of an announced call."""
+    admission = None
+    if captured:
+        forest = is_forest(intent)
+        admission = admission_of(verdict, intent.capture_key, intent.call_id, is_forest=forest)
     return worker_pb.GenerateCall(
         capture_key=intent.capture_key,
         call_id=intent.call_id,
         create_time=intent.admit_time,
         chat_request=request.body,
-        admission=admission_of(
-            verdict, intent.capture_key, intent.call_id, is_forest=is_forest(intent)
-        ),
+        admission=admission,
         configuration_digest=intent.configuration_digest,
     )
 

@@ -22,6 +22,7 @@ from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.trace_context import parse_traceparent
 from callforest_mesh.gateway import core, refusals
 from callforest_mesh.gateway.answers import CONTEXT_HEADER, Answer, refusal_of
+from callforest_mesh.gateway.asked import KEY_HEADER, RETRY_HEADER, Asked, Identity, identify
 from callforest_mesh.gateway.context_report import context_header
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.manifest_json import manifest_json
@@ -101,10 +102,11 @@ class Edge:
         self._refuse_when_draining()
         body = await self._read(request)
         begun = asyncio.get_running_loop().time()
-        normalised = self._work.reader.read(capture_key, body, dialect, _claim(request))
-        call = self._work.calls.begin(capture_key, normalised, traceparent=_traceparent(request))
-        keep_alive_s = self._options.keep_alive_s
-        answer = Answer(normalised, call, begun=begun, keep_alive_s=keep_alive_s)
+        asked = Asked(
+            capture_key, body, dialect, _claim(request), identity=_identity(capture_key, request)
+        )
+        call = self._work.begin(asked, traceparent=_traceparent(request))
+        answer = Answer(call, begun=begun, keep_alive_s=self._options.keep_alive_s)
         return await answer.send(request)
 
     async def _measured(self, request: web.Request) -> web.StreamResponse:
@@ -229,6 +231,12 @@ def _claim(request: web.Request) -> Claim | None:
     if _CAPTURE_KEY.fullmatch(call_id) is None:
         raise refusals.malformed(f"`{_CLAIM_HEADER}` is no call's id.", _CLAIM_HEADER)
     return Claim(call_id, history_is_whole=True)
+
+
+def _identity(capture_key: str, request: web.Request) -> Identity:
+    """Say which call a request is: by its key, by its client's mark, or a new one."""
+    keys = request.headers.getall(KEY_HEADER, [])
+    return identify(capture_key, keys, request.headers.get(RETRY_HEADER, ""))
 
 
 def _traceparent(request: web.Request) -> str:

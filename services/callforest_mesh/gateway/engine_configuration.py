@@ -27,6 +27,11 @@ class EngineConfiguration:
         self._digest: bytes | None = None
         self._asking = asyncio.Lock()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether nobody has to be asked."""
+        return self._digest is not None
+
     async def digest(self) -> bytes:
         """Give the digest: 32 bytes, or none of an engine that has no digest.
 

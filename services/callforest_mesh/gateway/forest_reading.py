@@ -24,6 +24,7 @@ from callforest_core.lineage.source import (
     source_render_digest,
 )
 from callforest_mesh.gateway import core, responses
+from callforest_mesh.gateway.asked import digest_body
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions, Turns
 from callforest_mesh.gateway.json_body import exact_bytes, parse_body, write_items, write_json
@@ -73,7 +74,12 @@ class ForestReader:
         self._histories = histories
 
     def read(
-        self, capture_key: str, body: bytes, dialect: Dialect, claim: Claim | None = None
+        self,
+        capture_key: str,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim | None = None,
+        body_digest: bytes | None = None,
     ) -> core.NormalisedRequest:
         """Parse and judge a request.
 
@@ -82,35 +88,49 @@ class ForestReader:
             body: as received.
             dialect: its API.
             claim: the call that it says it continues.
+            body_digest: tells it from another, if that is known already.
 
         Raises:
             HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
                 history that is not kept.
         """
         fields = parse_body(body)
+        digest = body_digest or digest_body(body, dialect, claim)
         if claim is not None and not claim.history_is_whole:
-            return self._read_delta(capture_key, fields, body, dialect, claim)
-        return self._read_whole(capture_key, fields, body, dialect, claim)
+            return self._read_delta(capture_key, fields, body, dialect, claim, digest)
+        return self._read_whole(capture_key, fields, body, dialect, claim, digest)
 
     def _read_whole(
-        self, capture_key: str, fields: Item, body: bytes, dialect: Dialect, claim: Claim | None
+        self,
+        capture_key: str,
+        fields: Item,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim | None,
+        digest: bytes,
     ) -> core.NormalisedRequest:
         turns = fields.get(core.turns_name(dialect))
         known, mark = self._marked(capture_key, fields, dialect, turns)
         if known is not None and isinstance(turns, list):
             read = _read_from(known, turns[known.turn_count :], fields, body, dialect)
             if read is not None:
-                return self._request(capture_key, fields, body, dialect, claim, read, mark)
+                return self._request(capture_key, fields, digest, dialect, claim, read, mark)
         converted = core.convert(fields, body, dialect)
         items = source_items(fields, dialect)
         plain = dialect is Dialect.CHAT and not fields.get("instructions")
         messages = items if plain else _messages_of(converted.chat)
         count = len(turns) if isinstance(turns, list) else 1
         read = _Read(converted, None, EMPTY_HISTORY, None, items, messages, count)
-        return self._request(capture_key, fields, body, dialect, claim, read, mark)
+        return self._request(capture_key, fields, digest, dialect, claim, read, mark)
 
     def _read_delta(
-        self, capture_key: str, fields: Item, body: bytes, dialect: Dialect, claim: Claim
+        self,
+        capture_key: str,
+        fields: Item,
+        body: bytes,
+        dialect: Dialect,
+        claim: Claim,
+        digest: bytes,
     ) -> core.NormalisedRequest:
         base = self._histories.get(capture_key, claim.call_id)
         if base is None or base.dialect is not dialect:
@@ -131,20 +151,19 @@ class ForestReader:
         parts = [*base.messages(), write_items(messages)]
         whole = _completed(converted, parts, fields, dialect)
         read = _Read(whole, base, base.history, base.answer, items, messages, count)
-        return self._request(capture_key, fields, body, dialect, claim, read, b"")
+        return self._request(capture_key, fields, digest, dialect, claim, read, b"")
 
     def _request(
         self,
         capture_key: str,
         fields: Item,
-        body: bytes,
+        digest: bytes,
         dialect: Dialect,
         claim: Claim | None,
         read: _Read,
         mark: bytes,
     ) -> core.NormalisedRequest:
         """Put together what was read of a request."""
-        digest = hashlib.sha256(body).digest()
         options = _options(fields, read.converted.chat, digest)
         history = read.begun.extended(read.items)
         evidence = SourceEvidence(

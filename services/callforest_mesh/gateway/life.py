@@ -1,4 +1,4 @@
-"""One call while it lasts, and what those see of it who wait for its response."""
+"""One call while it lasts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from google.protobuf import timestamp_pb2
 
-from callforest.capture.v1 import attempt_pb2
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.gateway.v1 import gateway_service_pb2 as gateway_pb
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_mesh.chassis.call_attributes import (
@@ -20,11 +20,14 @@ from callforest_mesh.chassis.call_attributes import (
 )
 from callforest_mesh.chassis.telemetry import NO_SPAN, Span
 from callforest_mesh.gateway import core
+from callforest_mesh.gateway.asked import NEW, Identity
+from callforest_mesh.gateway.refusals import HttpRefusal
 
 WORKER_CAPTURE_FAILED: Final = "worker_capture_failed"
 MISSING_COORDINATES: Final = "worker_response_missing_commit_coordinates"
 INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
 REQUEST_FINISHED: Final = "request_finished_without_staged_coordinates"
+WENT_AWAY: Final = "the harness went away"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +37,7 @@ class Served:
     Attributes:
         body: its bytes, plain or as events.
         call_id: the call.
-        generation_us: how long the engine took, in microseconds.
+        generation_us: how long the engine took, in microseconds; 0 of an earlier generation.
         context: how the request's history was taken; None in chain mode.
     """
 
@@ -48,27 +51,97 @@ class AbandonedError(Exception):
     """The harness went away; nobody waits for this call's answer."""
 
 
+class UnsettledError(Exception):
+    """A call ends here, and whether it is staged is not known.
+
+    Attributes:
+        answer: what those get who wait.
+        detail: why the call fails, should Staging not have it.
+        is_over: whether its harness had its grace already.
+    """
+
+    def __init__(self, answer: Exception, detail: str, *, is_over: bool = False) -> None:
+        super().__init__(detail)
+        self.answer = answer
+        self.detail = detail
+        self.is_over = is_over
+
+
+def _unanswered() -> asyncio.Future[Served]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(slots=True, eq=False)
 class Life:
-    """One call while it lasts."""
+    """One call while it lasts.
+
+    Attributes:
+        capture_key: its attempt.
+        call_id: itself; a marked repeat takes the id of the call that it repeats.
+        admit_time: when the call was first taken.
+        request: what is asked.
+        traceparent: the parent of what it makes others do.
+        identity: which call its request said it is.
+        lacking: why it can only be answered as a repeat; None when it can be generated.
+        is_named: whether its id is known to more than this life: from a key, or from the ledger.
+        captured: whether its rows are its own to write.
+        abandoned: whether nobody waits any more.
+        joined: whether it waits for the answer of another life.
+        waiters: how many wait for its answer.
+        farewell: gives it up when the grace is over; None while somebody waits.
+        before: the life under the same name that must end first.
+        behind: of a marked repeat, the calls that it may repeat and that the ledger may not know.
+        is_retaken: whether a later life has taken the call up.
+        grace_ended: set when there is nothing left to wait for before its row is written.
+        admitted: set when what the ledger says of it is known.
+        ended: set when it has ended.
+        answer: what those get who wait.
+        generation: what its harness waits for; cancelled when nobody does.
+        verdict: what the ledger says of it, when that is known.
+        span: tells of it.
+        intent: its announcement, from when that may be durable.
+    """
 
     capture_key: str
     call_id: str
     admit_time: timestamp_pb2.Timestamp
     request: core.NormalisedRequest
     traceparent: str
+    identity: Identity = NEW
+    lacking: HttpRefusal | None = None
+    is_named: bool = field(init=False)
     captured: bool = True
     abandoned: bool = False
+    joined: bool = False
+    waiters: int = 0
+    farewell: asyncio.TimerHandle | None = None
+    before: Life | None = None
+    behind: list[Life] = field(default_factory=list)
+    is_retaken: bool = False
+    grace_ended: asyncio.Event = field(default_factory=asyncio.Event)
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
-    generation: asyncio.Future[worker_pb.GeneratedCall] | None = field(default=None)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: asyncio.Future[Served] = field(default_factory=_unanswered)
+    generation: asyncio.Future[worker_pb.GeneratedCall] | asyncio.Future[Served] | None = None
+    verdict: capture_admission_pb2.Verdict | None = None
     span: Span = NO_SPAN
     intent: attempt_pb2.CallIntent | None = None
 
     def __post_init__(self) -> None:
+        """Say whose id it has."""
+        self.is_named = bool(self.identity.call_id)
+
+    def trace(self, span: Span) -> None:
         """Stand as the parent of what the call makes others do, if it is sampled."""
+        self.span = span
         if self.span.recording:
             self.traceparent = self.span.traceparent
             self.span.describe({CAPTURE_KEY: self.capture_key, CALL_ID: self.call_id})
+
+    @property
+    def takes_waiters(self) -> bool:
+        """Whether a repeat can still have its answer."""
+        return not (self.abandoned or self.answer.done())
 
     def describe_row(
         self, disposition: str, *, reason: str = "none", weight_version: int | None = None
@@ -80,66 +153,26 @@ class Life:
         if weight_version is not None:
             self.span.describe({WEIGHT_VERSION: weight_version})
 
+    def serve(self, served: Served) -> None:
+        """Answer those who wait."""
+        if not self.answer.done():
+            self.answer.set_result(served)
+        self.admitted.set()
+
+    def refuse(self, error: Exception) -> None:
+        """Tell those who wait why there is no answer."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # whoever waits gets it; there may be nobody
+        self.admitted.set()
+
+    def retake(self) -> None:
+        """Note that a later life has taken the call up: what is not written yet is its to write."""
+        self.is_retaken = True
+        self.grace_ended.set()
+
     def abandon(self) -> None:
         """Note that nobody waits any more; what is being generated ends."""
         self.abandoned = True
         if self.generation is not None:
             self.generation.cancel()
-
-
-class PendingCall:
-    """A call in work, to wait for.
-
-    Args:
-        life: the call.
-        task: lives it.
-    """
-
-    def __init__(self, life: Life, task: asyncio.Task[Served]) -> None:
-        self._life = life
-        self._task = task
-
-    @property
-    def call_id(self) -> str:
-        """The call."""
-        return self._life.call_id
-
-    @property
-    def created(self) -> int:
-        """When it was admitted, in seconds since the epoch."""
-        return self._life.admit_time.seconds
-
-    @property
-    def done(self) -> bool:
-        """Whether there is an answer, or a refusal."""
-        return self._task.done()
-
-    async def served(self) -> Served:
-        """Wait for the response; cancelling this abandons the call.
-
-        Raises:
-            HttpRefusal: the call was refused, or something behind the gateway is away; then
-                nothing was served.
-        """
-        try:
-            return await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            self._life.abandon()
-            raise
-
-    async def done_within(self, seconds: float) -> bool:
-        """Wait for an answer, at most so long; say whether there is one."""
-        await asyncio.wait({self._task}, timeout=seconds)
-        return self._task.done()
-
-    async def admitted_or_done(self) -> None:
-        """Wait until the call is admitted, or has ended without."""
-        admitted = asyncio.ensure_future(self._life.admitted.wait())
-        try:
-            await asyncio.wait({self._task, admitted}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            admitted.cancel()
-
-    def abandon(self) -> None:
-        """Say that nobody waits any more: the generation ends, the life goes on to its row."""
-        self._life.abandon()

@@ -26,6 +26,7 @@ _HTTP_CODES: Final = (
     *("overloaded", "unavailable", "internal_error", "attempt_not_found", "attempt_closed"),
     *("call_refused", "invalid_request_error", "unsupported_value"),
     *("ambiguous_history", "history_claim_refused", "mode_mismatch"),
+    *("call_mismatch", "ambiguous_retry"),
     *("configuration_changed", "candidate_without_proof"),
 )
 _STATUSES: Final = tuple(

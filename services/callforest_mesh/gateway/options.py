@@ -22,6 +22,8 @@ class GatewayOptions:
             nothing is served.
         keep_alive_s: how long a harness that asked for events gets nothing; then the status line,
             and a comment every so often, keep its connection until the call's row is durable.
+        repeat_grace_s: how long a call whose fate is not known, or whose harness left, is left to a
+            repeat before it is given up.
         grace_s: how long calls may go on when the gateway stops.
         forest: whether calls find what they continue by their whole source history (forest mode)
             instead of by what models wrote (chain mode); attempts must be opened alike.
@@ -39,6 +41,7 @@ class GatewayOptions:
     generate_timeout_s: float = 600.0
     commit_timeout_s: float = 15.0
     keep_alive_s: float = 15.0
+    repeat_grace_s: float = 5.0
     grace_s: float = 10.0
     forest: bool = False
     history_cache_bytes: int = 256 << 20
@@ -56,7 +59,7 @@ class GatewayOptions:
             raise ValueError("body, generate and commit timeouts must be above 0")
         if self.keep_alive_s <= 0:
             raise ValueError("keep_alive_s must be above 0")
-        if self.grace_s < 0:
-            raise ValueError("grace_s must not be negative")
+        if self.grace_s < 0 or self.repeat_grace_s < 0:
+            raise ValueError("grace_s and repeat_grace_s must not be negative")
         if self.history_cache_bytes < 0 or self.history_cache_calls < 0:
             raise ValueError("history_cache_bytes and history_cache_calls must not be negative")

@@ -81,6 +81,10 @@ _IN_MODE: Final[Mapping[er.ErrorReason.ValueType, tuple[str, str]]] = {
         "ambiguous_history",
         "Echo the answer's items with their ids, or name the call in a delta request.",
     ),
+    er.ERROR_REASON_AMBIGUOUS_RETRY: (
+        "ambiguous_retry",
+        "Send an `Idempotency-Key` of its own with each request.",
+    ),
     er.ERROR_REASON_HISTORY_REQUIRED: ("history_required", _WHOLE),
     er.ERROR_REASON_HISTORY_CLAIM_REFUSED: ("history_claim_refused", _WHOLE),
     er.ERROR_REASON_MODE_MISMATCH: (
@@ -128,6 +132,31 @@ def attempt_not_found(capture_key: str) -> HttpRefusal:
         f"No attempt {capture_key} was opened.",
         reason=er.ERROR_REASON_ATTEMPT_NOT_FOUND,
         capture_key=capture_key,
+    )
+
+
+def call_mismatch(capture_key: str, call_id: str, field: str = "body_digest") -> HttpRefusal:
+    """Make the refusal of another request under a known key; 422, since SDKs repeat a 409."""
+    return HttpRefusal(
+        422,
+        "call_mismatch",
+        "The idempotency key was used with another request. Send each request with its own.",
+        reason=er.ERROR_REASON_CALL_MISMATCH,
+        capture_key=capture_key,
+        call_id=call_id,
+        field=field,
+    )
+
+
+def consumed(capture_key: str) -> HttpRefusal:
+    """Make the answer to the repeat of a call whose tokens were consumed."""
+    return HttpRefusal(
+        422,
+        "attempt_closed",
+        "The call was consumed; its response is no longer kept.",
+        reason=er.ERROR_REASON_ATTEMPT_CLOSED,
+        capture_key=capture_key,
+        state="consumed",
     )
 
 
@@ -258,6 +287,12 @@ def of_service(error: CallforestError) -> HttpRefusal:
             )
         case er.ERROR_REASON_ATTEMPT_NOT_FOUND:
             return attempt_not_found(error.metadata.get("capture_key", ""))
+        case er.ERROR_REASON_CALL_MISMATCH:
+            return call_mismatch(
+                error.metadata.get("capture_key", ""),
+                error.metadata.get("call_id", ""),
+                error.metadata.get("field", ""),
+            )
         case er.ERROR_REASON_STORE_FULL:
             return unavailable("The store is full.", retry_after_s=retry_after_s or 30)
         case er.ERROR_REASON_ENGINE_UNAVAILABLE:

@@ -80,6 +80,8 @@ class Rows:
         except RefusedError as error:
             _LOG.warning("call %s/%s has no record: %s", life.capture_key, life.call_id, error)
             life.describe_row("refused", reason=reason_name(error.reason))
+            if _was_withdrawn(error):
+                raise unavailable("The call was withdrawn meanwhile. Repeat.") from error
             if error.reason in _UNKNOWN:
                 raise unavailable("The ledger failed; nothing was served.") from error
             if error.reason not in _MARKED:
@@ -154,6 +156,8 @@ class Rows:
             _LOG.warning(
                 "call %s/%s: its row was refused: %s", life.capture_key, life.call_id, error
             )
+            if _was_withdrawn(error):
+                raise unavailable("The call was withdrawn meanwhile. Repeat.") from error
             if error.reason not in _MARKED:
                 raise of_service(error) from error
         except UnavailableError as error:
@@ -179,3 +183,12 @@ class Rows:
                 if delay_ms is None or loop.time() + delay_ms / 1000 >= deadline:
                     raise
                 await asyncio.sleep(delay_ms / 1000)
+
+
+def _was_withdrawn(error: RefusedError) -> bool:
+    """Say whether a row was refused since its call never was: no row marks it, nothing may leave.
+
+    A repeat announces it anew.
+    """
+    is_mismatch = error.reason == er.ERROR_REASON_CALL_MISMATCH
+    return is_mismatch and error.metadata.get("field") == "withdrawal"

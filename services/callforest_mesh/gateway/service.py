@@ -14,6 +14,7 @@ from callforest.gateway.v1 import gateway_service_pb2 as pb
 from callforest.gateway.v1 import gateway_service_pb2_grpc as rpc
 from callforest_client.admission import AdmissionClient
 from callforest_client.ledger import LedgerClient
+from callforest_client.staging import StagingClient
 from callforest_client.worker import WorkerClient
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
@@ -21,13 +22,13 @@ from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.chain_reading import ChainReader
 from callforest_mesh.gateway.conversations import Conversations
-from callforest_mesh.gateway.core import RequestReader
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
 from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.gateway.reading import RequestReader
 from callforest_mesh.gateway.servicer import GatewayServicer
 from callforest_mesh.gateway.work import Work
 
@@ -45,6 +46,7 @@ class GatewayService:
         admission: judges calls.
         ledger: keeps their rows.
         worker: generates and captures.
+        staging: keeps what was generated, for repeats.
         new_id: names calls.
         now_ns: the wall clock, nanoseconds since the epoch.
         telemetry: what it says of its work.
@@ -57,6 +59,7 @@ class GatewayService:
         admission: AdmissionClient,
         ledger: LedgerClient,
         worker: WorkerClient,
+        staging: StagingClient,
         *,
         new_id: Callable[[], str] = lambda: secrets.token_hex(16),
         now_ns: Callable[[], int] = time.time_ns,
@@ -71,6 +74,7 @@ class GatewayService:
             admission,
             ledger,
             worker,
+            staging.for_tenant(options.tenant),
             configuration,
             options,
             new_id=new_id,

@@ -17,7 +17,7 @@ from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
-from callforest_mesh.gateway import core
+from callforest_mesh.gateway.asked import Asked, identify
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.refusals import HttpRefusal, attempt_not_found, unsupported
 from callforest_mesh.gateway.work import Work
@@ -102,9 +102,12 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            served = await self._work.calls.serve(
-                call.capture_key, self._read(context, call), traceparent=context.traceparent
-            )
+            asked = self._asked(context, call)
+            pending = self._work.begin(asked, traceparent=context.traceparent)
+            if pending.request.streaming is not None:
+                pending.leave()
+                raise _no_events()
+            served = await pending.served()
         except HttpRefusal as refused:
             raise refused.refusal() from refused
         overhead_us = int((loop.time() - begun) * 1e6) - served.generation_us
@@ -124,8 +127,14 @@ class GatewayServicer(rpc.GatewayServiceServicer):
             Refusal: what the call would be refused with.
         """
         try:
+            asked = self._asked(context, call)
+            request = self._work.reader.read(
+                asked.capture_key, asked.body, asked.dialect, asked.claim, asked.body_digest
+            )
+            if request.streaming is not None:
+                raise _no_events()
             measured = await self._work.measuring.measure(
-                call.capture_key, self._read(context, call), traceparent=context.traceparent
+                call.capture_key, request, traceparent=context.traceparent
             )
         except HttpRefusal as refused:
             raise refused.refusal() from refused
@@ -133,13 +142,11 @@ class GatewayServicer(rpc.GatewayServiceServicer):
             prompt_token_count=measured.token_count, is_exact=True, context=measured.context
         )
 
-    def _read(
-        self, context: item_pb2.ItemContext, call: pb.CompletionCall
-    ) -> core.NormalisedRequest:
-        """Read one call's request.
+    def _asked(self, context: item_pb2.ItemContext, call: pb.CompletionCall) -> Asked:
+        """Give what one call asks.
 
         Raises:
-            HttpRefusal: it is malformed, or asks for what is not served here.
+            HttpRefusal: it asks for what is not served here.
         """
         if context.tenant != self._tenant:
             raise attempt_not_found(call.capture_key)
@@ -149,7 +156,10 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         claim = None
         if call.HasField("continues_call_id"):
             claim = Claim(call.continues_call_id, history_is_whole=call.history_is_whole)
-        normalised = self._work.reader.read(call.capture_key, call.request, dialect, claim)
-        if normalised.streaming is not None:
-            raise unsupported("stream", "A result comes whole here. Ask without `stream`.")
-        return normalised
+        keys = [call.idempotency_key] if call.idempotency_key else []
+        identity = identify(call.capture_key, keys)
+        return Asked(call.capture_key, call.request, dialect, claim, identity)
+
+
+def _no_events() -> HttpRefusal:
+    return unsupported("stream", "A result comes whole here. Ask without `stream`.")

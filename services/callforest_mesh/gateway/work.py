@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_mesh.gateway.asked import Asked
 from callforest_mesh.gateway.calls import Calls
-from callforest_mesh.gateway.core import RequestReader
+from callforest_mesh.gateway.lives import PendingCall
+from callforest_mesh.gateway.lost_history import read_without_history
 from callforest_mesh.gateway.measuring import Measuring
+from callforest_mesh.gateway.reading import RequestReader
+from callforest_mesh.gateway.refusals import HttpRefusal
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
     """What both edges share.
 
     Attributes:
@@ -21,3 +27,27 @@ class Work(NamedTuple):
     reader: RequestReader
     calls: Calls
     measuring: Measuring
+
+    def begin(self, asked: Asked, *, traceparent: str = "") -> PendingCall:
+        """Take a request into work, or wait for the call in work that it repeats.
+
+        Raises:
+            HttpRefusal: it is malformed, asks for what cannot be captured, builds upon a history
+                that is not kept, or comes upon a bound.
+        """
+        joined = self.calls.same(asked)
+        if joined is not None:
+            return joined
+        lacking = None
+        try:
+            request = self.reader.read(
+                asked.capture_key, asked.body, asked.dialect, asked.claim, asked.body_digest
+            )
+        except HttpRefusal as refusal:
+            is_lost = refusal.reason == er.ERROR_REASON_HISTORY_REQUIRED
+            if not (is_lost and asked.identity.may_repeat):
+                raise
+            request, lacking = read_without_history(asked), refusal
+        return self.calls.begin(
+            asked.capture_key, request, asked.identity, lacking=lacking, traceparent=traceparent
+        )

@@ -123,12 +123,17 @@ def receipt_of(
     """
     if stored is None or _is_same(offered, stored):
         return pb.StagedReceipt(coords=coords_of(offered))
-    return pb.StagedReceipt(
-        coords=coords_of(stored),
-        winner=pb.StagedWinner(
-            served_response=stored.served_response, completion=stored.completion
-        ),
-    )
+    winner = pb.StagedWinner(served_response=stored.served_response, completion=stored.completion)
+    if stored.HasField("decision"):
+        winner.decision.CopyFrom(stored.decision)
+    return pb.StagedReceipt(coords=coords_of(stored), winner=winner)
+
+
+def strip_columns(call: staged_call_pb2.StagedCall) -> None:
+    """Take out of a call what a repeat does not need: tokens, log-probabilities and extras."""
+    call.canonical.ClearField("token_ids")
+    call.canonical.ClearField("logprobs")
+    call.ClearField("extras")
 
 
 def plan_prefix(
@@ -206,6 +211,7 @@ def _is_same(offered: staged_call_pb2.StagedCall, stored: staged_call_pb2.Staged
         offered.digest == stored.digest
         and offered.served_response == stored.served_response
         and offered.completion == stored.completion
+        and offered.decision == stored.decision
     )
 
 

@@ -16,7 +16,7 @@ from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.instruments import Description
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
-from callforest_mesh.staging.core import check_call
+from callforest_mesh.staging.core import check_call, strip_columns
 from callforest_mesh.staging.store import StagedCalls
 
 
@@ -86,6 +86,8 @@ class StagingServicer(rpc.StagingServiceServicer):
                 self._calls.some, request.tenant, request.capture_key, call_ids[done:]
             )
             for call in calls:
+                if request.without_columns:
+                    strip_columns(call)
                 for part in _parts(call):
                     yield part
             done += len(calls)

@@ -276,13 +276,15 @@ class Calls:
         if capture.fault is not None:
             raise capture.fault
         staged, sequence = core.capture(capture.admission, capture.prefix, capture.result)
-        message = staged_call_to_proto(staged, generated.chat_response, generated.completion)
+        decision = generated.decision if generated.HasField("decision") else None
+        message = staged_call_to_proto(
+            staged, generated.chat_response, generated.completion, decision
+        )
         failpoint("worker.before_stage")
         receipt = await self._stage_to_its_end(capture, message)
         failpoint("worker.after_stage")
         if receipt.HasField("winner"):
-            generated.chat_response = receipt.winner.served_response
-            generated.completion.CopyFrom(receipt.winner.completion)
+            _serve_winner(receipt.winner, generated)
         elif receipt.coords == coords_of(staged):
             self._prefixes.keep(capture.context.tenant, staged.identity, sequence)
         else:
@@ -339,6 +341,15 @@ class _Capture:
     fault: CaptureError | None
     result: EngineResult
     schedule: _Schedule
+
+
+def _serve_winner(winner: staging_pb.StagedWinner, generated: pb.GeneratedCall) -> None:
+    """Answer with the generation that was staged first; another of the same call is nobody's."""
+    generated.chat_response = winner.served_response
+    generated.completion.CopyFrom(winner.completion)
+    generated.ClearField("decision")
+    if winner.HasField("decision"):
+        generated.decision.CopyFrom(winner.decision)
 
 
 def engine_away(engine: str) -> Refusal:

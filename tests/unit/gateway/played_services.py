@@ -12,14 +12,16 @@ from callforest.capture.v1 import (
     capture_admission_pb2,
     commit_coords_pb2,
     completion_pb2,
+    staged_call_pb2,
 )
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_service_pb2
 from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError
 from callforest_mesh.gateway import core
-from callforest_mesh.gateway.calls import Calls, Served
+from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
+from callforest_mesh.gateway.life import Served
 from callforest_mesh.gateway.options import GatewayOptions
 
 ROOT = capture_admission_pb2.Verdict(root=capture_admission_pb2.Root())
@@ -63,10 +65,14 @@ class Played:
     verdict: object = field(default_factory=lambda: ROOT)
     generated: object = field(default_factory=staged)
     described: list[object] = field(default_factory=list)
+    measured: object = field(default_factory=lambda: ROOT)
+    kept: dict[str, staged_call_pb2.StagedCall] = field(default_factory=dict)
+    staging_answers: list[object] = field(default_factory=list)
     record_answers: list[object] = field(default_factory=list)
     failure_answers: list[object] = field(default_factory=list)
     admitting: Callable[[], Awaitable[None]] | None = None
     generating: Callable[[], Awaitable[None]] | None = None
+    look_ups: list[attempt_pb2.CallIntent] = field(default_factory=list)
     intents: list[attempt_pb2.CallIntent] = field(default_factory=list)
     calls: list[worker_pb.GenerateCall] = field(default_factory=list)
     records: list[call_record_pb2.CallRecord] = field(default_factory=list)
@@ -75,11 +81,38 @@ class Played:
     order: list[str] = field(default_factory=list)
 
     async def admit(self, intent: attempt_pb2.CallIntent, **_sent: object) -> object:
+        if intent.WhichOneof("probe") == "source" and not intent.configuration_digest:
+            self.order.append("look_up")
+            self.look_ups.append(intent)
+            return give(self._known())
         self.order.append("intent")
         self.intents.append(intent)
         if self.admitting is not None:
             await self.admitting()
         return give(self.verdict)
+
+    def _known(self) -> object:
+        """Answer what can only be a repeat: nothing but a repeat is announced."""
+        verdict = self.verdict
+        if isinstance(verdict, capture_admission_pb2.Verdict):
+            is_answer = verdict.HasField("earlier") or verdict.HasField("refused")
+            return verdict if is_answer else refused(er.ERROR_REASON_INVALID_MESSAGE)
+        return verdict
+
+    async def measure(self, _intent: attempt_pb2.CallIntent) -> object:
+        self.order.append("measure")
+        return give(self.measured)
+
+    async def fetch(
+        self, _capture_key: str, call_ids: list[str], **asked: object
+    ) -> list[staged_call_pb2.StagedCall]:
+        assert asked["without_columns"] is True
+        self.order.append("fetch")
+        if self.staging_answers:
+            give(self.staging_answers.pop(0))
+        if call_ids[0] not in self.kept:
+            raise refused(er.ERROR_REASON_CALL_NOT_FOUND)
+        return [self.kept[call_ids[0]]]
 
     async def describe(self) -> object:
         self.order.append("describe")
@@ -139,6 +172,7 @@ def refused(
 def calls_of(played: Played, **options: object) -> Calls:
     ids = (f"c{number}" for number in range(100))
     return Calls(
+        played,
         played,
         played,
         played,

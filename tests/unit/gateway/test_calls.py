@@ -244,7 +244,7 @@ async def test_harness_that_goes_away_during_admission_never_generates() -> None
     await asyncio.wait({harness})
     admit.set()
     await calls.settle(5.0)
-    assert played.order == ["describe", "intent", "failure"]
+    assert played.order == ["describe", "intent", "fetch", "failure"]
 
 
 async def test_staged_call_is_recorded_though_the_harness_went_away() -> None:

@@ -59,7 +59,10 @@ def test_body_is_forwarded_as_received() -> None:
     body = b' {"messages" : [{"role":"user","content":"h\\u00e9"}], "temperature":0.50 }\n'
     request = core.read_request(body)
     assert request.body is body
-    assert request.body_digest == hashlib.sha256(body).digest()
+    received = b"".join(
+        (bytes(7), b"\4chat", bytes(8), bytes(7), b"\1\0", body)  # the API, no claim, not whole
+    )
+    assert request.body_digest == hashlib.sha256(received).digest()
 
 
 def test_request_without_model_text_has_no_fingerprint() -> None:

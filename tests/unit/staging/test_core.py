@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from callforest.capture.v1 import staged_call_pb2
+from callforest.capture.v1 import capture_admission_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest_client.codec import coords_of
@@ -121,16 +121,27 @@ def test_the_first_of_two_generations_wins() -> None:
     assert receipt.winner.completion == first.completion
 
 
-@pytest.mark.parametrize("field", ["served_response", "completion"])
-def test_another_response_or_completion_is_another_generation(field: str) -> None:
+@pytest.mark.requirement("CAP-13")
+@pytest.mark.parametrize("field", ["served_response", "completion", "decision"])
+def test_another_response_completion_or_decision_is_another_generation(field: str) -> None:
     first, second = Chain().add(), Chain().add()
+    for call in (first, second):
+        call.decision.input = capture_admission_pb2.CAPTURE_INPUT_ROOT
     if field == "served_response":
         second.served_response = b"{}"
-    else:
+    elif field == "completion":
         second.completion.finish_reason = "length"
+    else:
+        second.decision.reason = "boundary_not_found"
     assert second.digest == first.digest
     winner = receipt_of(second, first).winner
-    assert (winner.served_response, winner.completion) == (first.served_response, first.completion)
+    assert (winner.served_response, winner.completion, winner.decision) == (
+        first.served_response,
+        first.completion,
+        first.decision,
+    )
+    first.ClearField("decision")
+    assert not receipt_of(second, first).winner.HasField("decision")
 
 
 def links_of(*calls: tuple[str, str | None, int, int]) -> Callable[[str], CallLink | None]:

@@ -9,6 +9,7 @@ import pytest
 
 from callforest.capture.v1 import capture_admission_pb2 as admission_pb
 from callforest.error.v1 import error_reason_pb2 as er
+from callforest.staging.v1 import staging_service_pb2 as staging_pb
 from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest_client.codec import staged_call_from_proto
 from callforest_client.errors import UnavailableError
@@ -125,6 +126,24 @@ async def test_a_root_says_that_it_is_one_and_chain_mode_says_nothing() -> None:
     assert not (await calls.measure(CONTEXT, call_of(USER))).HasField("decision")
     uncaptured = await calls.generate(CONTEXT, call_of(USER, captured=False))
     assert not uncaptured.HasField("decision")
+
+
+@pytest.mark.requirement("CAP-13", "ADM-5")
+@pytest.mark.parametrize("forest_winner", [True, False])
+async def test_a_decision_is_staged_with_its_call_and_given_to_the_loser(
+    forest_winner: bool,
+) -> None:
+    calls, staging, first = await forest(answering("yes"))
+    second = await calls.generate(CONTEXT, forest_call(USER, said("yes"), USER, after=first))
+    assert [call.decision for call in staging.calls] == [first.decision, second.decision]
+    won = staging_pb.StagedWinner(served_response=b"{}", completion=first.completion)
+    if forest_winner:
+        won.decision.CopyFrom(second.decision)
+    staging.receipt = staging_pb.StagedReceipt(coords=first.staged, winner=won)
+    lost = await calls.generate(CONTEXT, forest_call(USER, call_id="a"))
+    assert (lost.chat_response, lost.staged) == (b"{}", first.staged)
+    assert lost.HasField("decision") is forest_winner
+    assert lost.decision == won.decision
 
 
 @pytest.mark.requirement("ADM-5")
