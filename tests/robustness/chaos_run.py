@@ -146,6 +146,7 @@ class ChaosRun:
             "masked": dict(Counter(one.mask_reason for one in receipts if one.masked)),
             "attempts": len(self.load.attempts),
             "served": len(self.load.history.served),
+            "repeats": self.load.repeats,
             "groups_consumed": self.consumer.committed,
             "weights_acknowledged": self.pusher.acknowledged,
             "steps": self.steps,
