@@ -52,7 +52,6 @@ class Hunter:
     """Ends the lives of one service until each of its points was hit often enough.
 
     Attributes:
-        victims: has the service.
         directory: of the armings, the diary and the gauges.
         service: which one.
         wanted: how often each point is to be hit.
@@ -60,10 +59,10 @@ class Hunter:
         life_s: how long a life may take to come to its point before it is killed where it is.
         lives_most: most lives; a point that is never reached must not hold the run for ever.
         random_kills: how many lives are to end at no point.
+        victims: has the service, once the mesh runs.
         deaths: what was done.
     """
 
-    victims: Victims
     directory: Path
     service: str
     wanted: Counter[Target]
@@ -71,13 +70,18 @@ class Hunter:
     life_s: float = 30.0
     lives_most: int = 1000
     random_kills: int = 0
+    victims: Victims | None = None
     deaths: list[Death] = field(default_factory=list)
 
-    def arm_next(self, pid: int) -> None:
-        """Choose how the life behind that of `pid` is to end, unless that is chosen already."""
+    def arm_next(self, pid: int | None = None) -> None:
+        """Choose how the life behind that of `pid` is to end, unless that is chosen already.
+
+        Args:
+            pid: the present life; None before the first one.
+        """
         file = next_arming(self.directory, self.service)
         missing = self.missing()
-        if (armed := self._armed(pid)) is not None:
+        if pid is not None and (armed := self._armed(pid)) is not None:
             missing -= Counter([armed])
         spare = self.random_kills - self._at_random()
         if file.exists() or not missing or (spare > 0 and self.chance.random() < RANDOM_SHARE):
@@ -94,6 +98,7 @@ class Hunter:
 
     async def hunt(self) -> None:
         """Do all of it; the last life is an unarmed one."""
+        assert self.victims is not None, "the mesh runs"
         while self._unfinished() and len(self.deaths) < self.lives_most:
             await self.victims.wait_ready(self.service, RECOVER_S)
             try:

@@ -11,8 +11,10 @@ import hashlib
 import itertools
 import json
 import random
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,13 +35,24 @@ from tests.robustness.rollout_load import RolloutLoad, group_name, rollout_name
 
 T = TypeVar("T")
 CONSUMER = "chaos"
+KEY_HEADER = "Idempotency-Key"
 REACH_S = 120.0
+RESTARTS = 1
+"""The slot whose harness gives its first attempt up, so that attempts are torn down too."""
 PUSH_S = 0.5
 """Pause between two weight versions."""
 
 
 class HarnessError(openai.OpenAIError):
-    """A harness's call over gRPC failed: it tries the rollout again, as with any edge."""
+    """A harness's call failed where the SDK has no error for it: over gRPC, or within events.
+
+    Attributes:
+        is_transient: whether the same request may be answered later.
+    """
+
+    def __init__(self, what: str, *, is_transient: bool = True) -> None:
+        super().__init__(what)
+        self.is_transient = is_transient
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +81,14 @@ class ChaosLoad(RolloutLoad):
         stop: set when no more groups are to begin.
         orders: of each attempt, the calls that its harness got, in order.
         faults: what a service refused that it had acknowledged.
+        repeats: how many requests were made again under their key.
     """
 
     gateway: GatewayClient = field(kw_only=True)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     orders: dict[str, list[str]] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
+    repeats: int = 0
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _begun: int = 0
 
@@ -144,27 +159,52 @@ class ChaosLoad(RolloutLoad):
             {"role": "user", "content": f"{group_id} begins"},
         ]
         edges = (self._over_http, self._over_grpc, self._with_events)
-        edge = edges[int(rollout.rollout_id.rpartition("r")[2]) % len(edges)]
+        slot = int(rollout.rollout_id.rpartition("r")[2])
+        edge = edges[slot % len(edges)]
         chance = random.Random(rollout.rollout_id)
         order = self.orders[rollout.capture_key] = []
         response_id = ""
         for turn in range(self.options.turns):
-            said = await edge(rollout, messages, chance.getrandbits(31))
+            seed = chance.getrandbits(31)
+            said = await self._keyed(partial(edge, rollout, messages, seed))
             response_id = said.response_id
             order.append(said.call_id)
             self.history.served.append(
                 ServedCall(rollout.capture_key, said.call_id, response_id, said.body)
             )
+            if slot == RESTARTS and rollout.attempt.attempt_number == 0:
+                raise HarnessError("the harness starts over")
             messages.append({"role": "assistant", "content": said.text})
             messages.append({"role": "user", "content": f"turn {turn}: go on"})
         return response_id
 
+    async def _keyed(self, ask: Callable[[str], Awaitable[Said]]) -> Said:
+        """Make one logical request under one key, again and again until it is answered.
+
+        Raises:
+            OpenAIError: it was refused, or not answered in `options.away_s`.
+        """
+        key = secrets.token_hex(16)
+        deadline = asyncio.get_running_loop().time() + self.options.away_s
+        while True:
+            try:
+                return await ask(key)
+            except openai.OpenAIError as error:
+                if not _is_transient(error) or asyncio.get_running_loop().time() > deadline:
+                    raise
+            self.repeats += 1
+            await self.wait_gateway()
+
     async def _over_http(
-        self, rollout: OpenRollout, messages: Sequence[ChatCompletionMessageParam], seed: int
+        self,
+        rollout: OpenRollout,
+        messages: Sequence[ChatCompletionMessageParam],
+        seed: int,
+        key: str,
     ) -> Said:
         client = self._openai.with_options(base_url=rollout.base_url)
         raw = await client.chat.completions.with_raw_response.create(
-            model="scripted", messages=messages, seed=seed
+            model="scripted", messages=messages, seed=seed, extra_headers={KEY_HEADER: key}
         )
         completion = raw.parse()
         text = completion.choices[0].message.content or ""
@@ -172,11 +212,19 @@ class ChaosLoad(RolloutLoad):
         return Said(call_id, completion.id, text, raw.http_response.content)
 
     async def _with_events(
-        self, rollout: OpenRollout, messages: Sequence[ChatCompletionMessageParam], seed: int
+        self,
+        rollout: OpenRollout,
+        messages: Sequence[ChatCompletionMessageParam],
+        seed: int,
+        key: str,
     ) -> Said:
         client = self._openai.with_options(base_url=rollout.base_url)
         raw = await client.chat.completions.with_raw_response.create(
-            model="scripted", messages=messages, seed=seed, stream=True
+            model="scripted",
+            messages=messages,
+            seed=seed,
+            stream=True,
+            extra_headers={KEY_HEADER: key},
         )
         response_id, text, finished = "", "", False
         try:
@@ -192,16 +240,32 @@ class ChaosLoad(RolloutLoad):
         return Said(raw.headers["x-callforest-call-id"], response_id, text, b"")
 
     async def _over_grpc(
-        self, rollout: OpenRollout, messages: Sequence[ChatCompletionMessageParam], seed: int
+        self,
+        rollout: OpenRollout,
+        messages: Sequence[ChatCompletionMessageParam],
+        seed: int,
+        key: str,
     ) -> Said:
         body = json.dumps({"model": "scripted", "messages": list(messages), "seed": seed})
         try:
-            served = await self.gateway.complete(rollout.capture_key, body.encode())
+            served = await self.gateway.complete(
+                rollout.capture_key, body.encode(), idempotency_key=key
+            )
         except CallforestError as error:
-            raise HarnessError(str(error)) from error
+            transient = isinstance(error, UnavailableError) or error.retry_after_ms is not None
+            raise HarnessError(str(error), is_transient=transient) from error
         completion = json.loads(served.response)
         text = completion["choices"][0]["message"]["content"] or ""
         return Said(served.call_id, completion["id"], text, served.response)
+
+
+def _is_transient(error: openai.OpenAIError) -> bool:
+    """Say whether the same request may be answered later."""
+    if isinstance(error, HarnessError):
+        return error.is_transient
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code >= 500 or error.status_code == 429
+    return isinstance(error, openai.APIConnectionError)
 
 
 @dataclass(slots=True)

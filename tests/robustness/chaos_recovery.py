@@ -7,7 +7,6 @@ commits while it writes.
 from __future__ import annotations
 
 import asyncio
-import random
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,10 +25,10 @@ from callforest_mesh.finalizer import store as finalizer_store
 from callforest_mesh.ledger import store as ledger_store
 from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.staging import store as staging_store
-from tests.robustness.chaos_hunt import ArmedVictims, Death, Hunter
+from tests.robustness.chaos_hunt import ArmedVictims, Death
 from tests.robustness.chaos_points import Target
-from tests.robustness.chaos_run import STORES
-from tests.robustness.victim_mesh import VictimMesh, running_mesh
+from tests.robustness.chaos_run import STORES, ChaosOptions, hunters_of
+from tests.robustness.victim_mesh import GAUGES, VictimMesh, running_mesh
 from tests.unit.staging.calls import Chain
 
 MAP_BYTES: Final = 3 << 30
@@ -122,20 +121,13 @@ async def measure_recovery(directory: Path, *, size: int, kills: int, seed: int)
         for name in STORES
         for setting in (f"{name}.map_size_bytes={MAP_BYTES}", f"{name}.quota_bytes={QUOTA_BYTES}")
     ]
+    wanted = Counter({Target(name, point): kills for name in STORES for point in POINTS})
+    hunters = hunters_of(directory / GAUGES, ChaosOptions(wanted, random_kills=0, seed=seed))
     async with running_mesh(directory, STORES, changed=changed, kind=ArmedVictims) as mesh:
-        hunters = [
-            Hunter(
-                mesh.victims,
-                mesh.gauges,
-                name,
-                Counter({Target(name, point): kills for point in POINTS}),
-                random.Random(f"{seed} {name}"),
-            )
-            for name in STORES
-        ]
         writers = [asyncio.ensure_future(_again(write)) for write in _writes(mesh)]
         try:
             for hunter in hunters:  # one after the other: each has the machine to itself
+                hunter.victims = mesh.victims
                 await hunter.hunt()
         finally:
             for one in writers:

@@ -26,7 +26,7 @@ from tests.robustness.kill_run import KillRun, check_training, train_to, watch_m
 from tests.robustness.killer import restart
 from tests.robustness.rollout_load import LoadOptions
 from tests.robustness.victim import CALL_DIARY
-from tests.robustness.victim_mesh import VictimMesh, running_mesh
+from tests.robustness.victim_mesh import GAUGES, VictimMesh, running_mesh
 
 HUNTED = tuple(name for name in SERVICES if name != "trainer")
 STORES = ("staging", "ledger", "finalizer")
@@ -112,13 +112,25 @@ class ChaosRun:
         """The kills that hit a process at work."""
         return [death for death in self.deaths if death.proven]
 
+    @property
+    def kills(self) -> int:
+        """How many kills hit a process at work: at a point, or proven by its own counts."""
+        return self._by_service.total()
+
+    @property
+    def _by_service(self) -> Counter[str]:
+        at_random = Counter(one.service for one in self.proven if one.target is None)
+        for target, n in self.hits.items():
+            at_random[target.service] += n
+        return at_random
+
     def result(self) -> dict[str, object]:
         """Give the figures of the RESULT line."""
         proven, faults = self.proven, self.verdict.faults
         receipts = self.load.history.receipts.values()
         return {
-            "kills": len(proven),
-            "kills_by_service": dict(Counter(one.service for one in proven)),
+            "kills": self.kills,
+            "kills_by_service": dict(self._by_service),
             "kills_at_random": sum(one.target is None for one in proven),
             "kills_that_hit_nothing": len(self.deaths) - len(proven),
             "kills_with_counted_calls": sum(one.in_flight > 0 for one in proven),
@@ -134,6 +146,7 @@ class ChaosRun:
             "masked": dict(Counter(one.mask_reason for one in receipts if one.masked)),
             "attempts": len(self.load.attempts),
             "served": len(self.load.history.served),
+            "repeats": self.load.repeats,
             "groups_consumed": self.consumer.committed,
             "weights_acknowledged": self.pusher.acknowledged,
             "steps": self.steps,
@@ -163,6 +176,7 @@ async def run_chaos(directory: Path, options: ChaosOptions) -> ChaosRun:
     Raises:
         TimeoutError: the run does not come to its end.
     """
+    hunters = hunters_of(directory / GAUGES, options)
     async with running_mesh(
         directory, options.running, flaw=options.flaw, changed=QUICK, kind=ArmedVictims
     ) as mesh:
@@ -172,7 +186,7 @@ async def run_chaos(directory: Path, options: ChaosOptions) -> ChaosRun:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run.load.run())
-                tasks.create_task(_hunt(mesh, run, options))
+                tasks.create_task(_hunt(mesh, run, hunters, options))
             await _settle(mesh, run, options)
         finally:
             for one in helpers:
@@ -211,12 +225,17 @@ def _prepared(mesh: VictimMesh, directory: Path, options: ChaosOptions) -> Chaos
     return ChaosRun(options.wanted, load, Consumer(mesh.finalizer), pusher)
 
 
-async def _hunt(mesh: VictimMesh, run: ChaosRun, options: ChaosOptions) -> None:
-    """Strike every service at its points, all of them at the same time; then let the load end."""
+def hunters_of(directory: Path, options: ChaosOptions) -> list[Hunter]:
+    """Make a hunter for each hunted service, and arm the services' first lives.
+
+    Args:
+        directory: of the gauges; made here.
+        options: who is struck.
+    """
+    directory.mkdir()
     hunters = [
         Hunter(
-            mesh.victims,
-            mesh.gauges,
+            directory,
             service,
             Counter({one: n for one, n in options.wanted.items() if one.service == service}),
             random.Random(f"{options.seed} {service}"),
@@ -224,10 +243,20 @@ async def _hunt(mesh: VictimMesh, run: ChaosRun, options: ChaosOptions) -> None:
         )
         for service in options.hunted
     ]
+    for hunter in hunters:
+        hunter.arm_next()
+    return hunters
+
+
+async def _hunt(
+    mesh: VictimMesh, run: ChaosRun, hunters: Sequence[Hunter], options: ChaosOptions
+) -> None:
+    """Strike every service at its points, all of them at the same time; then let the load end."""
     try:
         with suppress(TimeoutError):  # what was not hit by then shows in the figures
             async with asyncio.timeout(options.run_s), asyncio.TaskGroup() as tasks:
                 for hunter in hunters:
+                    hunter.victims = mesh.victims
                     tasks.create_task(hunter.hunt())
     finally:
         run.deaths = [death for hunter in hunters for death in hunter.deaths]

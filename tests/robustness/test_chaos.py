@@ -27,7 +27,7 @@ from tests.robustness.chaos_run import HUNTED, STORES, ChaosOptions, run_chaos, 
 from tests.robustness.test_history import CALLS, KEY, manifest, row
 
 SEED = int(os.environ.get("SEED", time.time() // 86400))
-POINTS_HERE = 40
+POINTS_HERE = 36
 """How many points a run without DEPTH hits; it must not take much more than a minute."""
 
 
@@ -47,7 +47,7 @@ async def test_services_that_die_at_failpoints_lose_and_double_nothing(directory
     print("RESULT " + json.dumps(run.result() | {"seed": SEED}))
     assert run.verdict.all() == []
     assert sorted(wanted - run.hits) == []
-    assert len(run.proven) >= POINTS_HERE
+    assert run.kills >= POINTS_HERE
     assert run.staged_left == 0
     history = run.load.history
     assert len(history.served) > len(run.deaths), "a run that is too idle proves nothing"
@@ -94,7 +94,7 @@ def test_a_hunter_arms_what_is_missing_and_not_what_is_armed(tmp_path: Path) -> 
     wanted = Counter(
         {Target("ledger", "ledger.after_seal"): 1, Target("ledger", "ledger.after_close"): 1}
     )
-    hunter = Hunter(None, tmp_path, "ledger", wanted, random.Random(1))
+    hunter = Hunter(tmp_path, "ledger", wanted, random.Random(1))
     arming(tmp_path, "ledger", 7).write_text("ledger.after_seal=exit@1")
     hunter.arm_next(7)
     assert next_arming(tmp_path, "ledger").read_text().startswith("ledger.after_close=exit@")

@@ -26,6 +26,7 @@ from tests.robustness.killer import Victims
 ANSWER_S = 60.0
 """How long an answer may take, a restart of the service included."""
 CONTEXT_TOKENS = 2048
+GAUGES = "gauges"
 
 
 @dataclass(slots=True)
@@ -109,8 +110,8 @@ async def running_mesh(
         await asyncio.to_thread(
             make_tiny_model, directory / "model", seed=1, context_token_count=CONTEXT_TOKENS
         )
-    gauges, scratch = directory / "gauges", directory / "tmp"
-    gauges.mkdir()
+    gauges, scratch = directory / GAUGES, directory / "tmp"
+    gauges.mkdir(exist_ok=True)
     scratch.mkdir()
     port = free_port()
     chosen = [*settings(directory, port), *changed, f"services=[{', '.join(services)}]"]

@@ -72,6 +72,7 @@ class _Pending(Generic[PayloadT, ResultT]):
     repeatable: bool
     future: asyncio.Future[ResultT]
     sent: bool = False
+    repeated: bool = False
     late: bool = False
 
 
@@ -332,6 +333,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 "tenant": pending.tenant,
                 "timeout_ms": max(1, int((pending.deadline - now) * 1000)),
                 "traceparent": pending.traceparent,
+                "is_repeat": pending.repeated,
             }
             request.items.add(context=context, **{queued.arm: queued.body})
             count += 1
@@ -387,7 +389,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 pending.future.set_exception(failure)
                 self._unanswered.pop(pending.sequence, None)
             else:
-                pending.sent = False
+                pending.sent, pending.repeated = False, pending.sent or pending.repeated
                 self._queue_items(pending)
         if self._queue:
             self._wake.set()

@@ -18,8 +18,8 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as staging_pb
 from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest_client.capture_decision import decision_to_proto
-from callforest_client.codec import coords_of, staged_call_to_proto
-from callforest_client.errors import CallforestError, reason_name
+from callforest_client.codec import coords_of, coords_without_columns, staged_call_to_proto
+from callforest_client.errors import CallforestError, RefusedError, reason_name
 from callforest_client.staging import StagingClient
 from callforest_core.custody.capture_input import CaptureDecision
 from callforest_core.custody.errors import CaptureError
@@ -142,6 +142,8 @@ class Calls:
         return _Ask(context, call, admission, evidence, self._schedule(context.timeout_ms, now))
 
     async def _generate(self, ask: _Ask) -> pb.GeneratedCall:
+        if (earlier := await self._earlier(ask)) is not None:
+            return earlier
         loop = asyncio.get_running_loop()
         failpoint("worker.before_prefix")
         prefix, fault = await self._resolve(ask)
@@ -162,6 +164,32 @@ class Calls:
         if ask.admission is not None:
             capture = _Capture(ask.context, ask.admission, prefix, fault, result, ask.schedule)
             await self._capture(capture, generated)
+        return generated
+
+    async def _earlier(self, ask: _Ask) -> pb.GeneratedCall | None:
+        """Give what a worker staged that could not answer any more; None when there is none.
+
+        Only an item that is sent again can have that; one that is, is not sampled twice.
+
+        Raises:
+            CallforestError: Staging cannot be asked.
+        """
+        if not ask.context.is_repeat or ask.admission is None:
+            return None
+        left_s = ask.schedule.generated - asyncio.get_running_loop().time()
+        try:
+            (staged,) = await self._staging.for_tenant(ask.context.tenant).fetch(
+                ask.admission.capture_key,
+                [ask.admission.call_id],
+                without_columns=True,
+                timeout_s=max(0.001, min(self._options.stage_timeout_s, left_s)),
+            )
+        except RefusedError as error:
+            if error.reason == er.ERROR_REASON_CALL_NOT_FOUND:
+                return None
+            raise
+        generated = pb.GeneratedCall(staged=coords_without_columns(staged))
+        _serve_first(staged, generated)
         return generated
 
     async def _measure(self, ask: _Ask) -> pb.MeasuredCall:
@@ -284,7 +312,7 @@ class Calls:
         receipt = await self._stage_to_its_end(capture, message)
         failpoint("worker.after_stage")
         if receipt.HasField("winner"):
-            _serve_winner(receipt.winner, generated)
+            _serve_first(receipt.winner, generated)
         elif receipt.coords == coords_of(staged):
             self._prefixes.keep(capture.context.tenant, staged.identity, sequence)
         else:
@@ -343,7 +371,9 @@ class _Capture:
     schedule: _Schedule
 
 
-def _serve_winner(winner: staging_pb.StagedWinner, generated: pb.GeneratedCall) -> None:
+def _serve_first(
+    winner: staging_pb.StagedWinner | staged_call_pb2.StagedCall, generated: pb.GeneratedCall
+) -> None:
     """Answer with the generation that was staged first; another of the same call is nobody's."""
     generated.chat_response = winner.served_response
     generated.completion.CopyFrom(winner.completion)

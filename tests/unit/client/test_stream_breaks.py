@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from grpc_status import rpc_status
 
-from callforest.capture.v1 import staged_call_pb2
+from callforest.capture.v1 import item_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest_client.errors import RefusedError, UnavailableError, status_of
@@ -118,6 +118,29 @@ async def test_a_refusal_of_the_whole_stream_reaches_its_callers(
     with pytest.raises(RefusedError) as caught:
         await send_over(Broken(error, side))
     assert caught.value.code is error.code()
+
+
+class Kept(Answering):
+    """A stream that notes what it is told of its items; it may end at the first of them."""
+
+    def __init__(self, error: grpc.aio.AioRpcError | None = None) -> None:
+        super().__init__()
+        self._error = error
+        self.contexts: list[item_pb2.ItemContext] = []
+
+    async def write(self, request: pb.StageRequest) -> None:
+        self.contexts += [item.context for item in request.items]
+        if self._error is not None:
+            raise self._error
+        await super().write(request)
+
+
+async def test_an_item_that_is_sent_again_says_so() -> None:
+    broken = [Kept(untyped(grpc.StatusCode.UNAVAILABLE)) for _ in range(2)]
+    whole = Kept()
+    await send_over(*broken, whole)
+    told = [context.is_repeat for stream in (*broken, whole) for context in stream.contexts]
+    assert told == [False, True, True]
 
 
 class Slow(Answering):

@@ -29,6 +29,8 @@ class PlayedStaging:
         self.staging: Callable[[], Awaitable[None]] | None = None
         self.receipt: staging_pb.StagedReceipt | Exception | None = None
         self.prefix: staging_pb.Prefix | Exception | None = None
+        self.fetched: list[tuple[str, str]] = []
+        self.fetching: Exception | None = None
 
     def for_tenant(self, tenant: str) -> "PlayedStaging":
         self.tenants.append(tenant)
@@ -43,6 +45,16 @@ class PlayedStaging:
             raise self.receipt
         self.calls.append(call)
         return self.receipt or staging_pb.StagedReceipt(coords=coords_of(call))
+
+    async def fetch(
+        self, capture_key: str, call_ids: list[str], **asked: object
+    ) -> list[staged_call_pb2.StagedCall]:
+        assert asked["without_columns"] is True
+        self.fetched += [(capture_key, call_id) for call_id in call_ids]
+        if self.fetching is not None:
+            raise self.fetching
+        known = {(one.capture_key, one.call_id): one for one in self.calls}
+        return [known[capture_key, call_id] for call_id in call_ids]
 
     async def fetch_prefix(
         self, query: staging_pb.PrefixQuery, **_sent: object

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n callforest/capture/v1/item.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"\xb5\x01\n\x0bItemContext\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x34\n\x06tenant\x18\x02 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12)\n\ntimeout_ms\x18\x03 \x01(\rB\n\xbaH\x07*\x05\x18\x80\xdd\xdb\x01R\ttimeoutMs\x12)\n\x0btraceparent\x18\x04 \x01(\tB\x07\xbaH\x04r\x02\x18@R\x0btraceparent\"\x0c\n\nItemCancelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n callforest/capture/v1/item.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"\xd2\x01\n\x0bItemContext\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x34\n\x06tenant\x18\x02 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12)\n\ntimeout_ms\x18\x03 \x01(\rB\n\xbaH\x07*\x05\x18\x80\xdd\xdb\x01R\ttimeoutMs\x12)\n\x0btraceparent\x18\x04 \x01(\tB\x07\xbaH\x04r\x02\x18@R\x0btraceparent\x12\x1b\n\tis_repeat\x18\x05 \x01(\x08R\x08isRepeat\"\x0c\n\nItemCancelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,7 +39,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ITEMCONTEXT'].fields_by_name['traceparent']._loaded_options = None
   _globals['_ITEMCONTEXT'].fields_by_name['traceparent']._serialized_options = b'\272H\004r\002\030@'
   _globals['_ITEMCONTEXT']._serialized_start=89
-  _globals['_ITEMCONTEXT']._serialized_end=270
-  _globals['_ITEMCANCEL']._serialized_start=272
-  _globals['_ITEMCANCEL']._serialized_end=284
+  _globals['_ITEMCONTEXT']._serialized_end=299
+  _globals['_ITEMCANCEL']._serialized_start=301
+  _globals['_ITEMCANCEL']._serialized_end=313
 # @@protoc_insertion_point(module_scope)

@@ -26,6 +26,7 @@ class ItemContext(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    IS_REPEAT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """sequence is chosen by the client and rises with each new item of the stream, never reused; the
     result repeats it.
@@ -39,6 +40,10 @@ class ItemContext(_message.Message):
     """
     traceparent: _builtins.str
     """traceparent is the caller's W3C trace context, or empty."""
+    is_repeat: _builtins.bool
+    """is_repeat is set when the item was sent before, over a stream that broke: its server may have taken
+    it, and done some of what it asks.
+    """
     def __init__(
         self,
         *,
@@ -46,10 +51,11 @@ class ItemContext(_message.Message):
         tenant: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        is_repeat: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_repeat", b"is_repeat", "sequence", b"sequence", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/item.proto.
  */
 export const file_callforest_capture_v1_item: GenFile = /*@__PURE__*/
-  fileDesc("CiBjYWxsZm9yZXN0L2NhcHR1cmUvdjEvaXRlbS5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIosBCgtJdGVtQ29udGV4dBIQCghzZXF1ZW5jZRgBIAEoBBIsCgZ0ZW5hbnQYAiABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSHgoKdGltZW91dF9tcxgDIAEoDUIKukgHKgUYgN3bARIcCgt0cmFjZXBhcmVudBgEIAEoCUIHukgEcgIYQCIMCgpJdGVtQ2FuY2VsYgZwcm90bzM", [file_buf_validate_validate]);
+  fileDesc("CiBjYWxsZm9yZXN0L2NhcHR1cmUvdjEvaXRlbS5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIp4BCgtJdGVtQ29udGV4dBIQCghzZXF1ZW5jZRgBIAEoBBIsCgZ0ZW5hbnQYAiABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSHgoKdGltZW91dF9tcxgDIAEoDUIKukgHKgUYgN3bARIcCgt0cmFjZXBhcmVudBgEIAEoCUIHukgEcgIYQBIRCglpc19yZXBlYXQYBSABKAgiDAoKSXRlbUNhbmNlbGIGcHJvdG8z", [file_buf_validate_validate]);
 
 /**
  * ItemContext travels with every item of a coalesced stream, since one message mixes many callers.
@@ -49,6 +49,14 @@ export type ItemContext = Message<"callforest.capture.v1.ItemContext"> & {
    * @generated from field: string traceparent = 4;
    */
   traceparent: string;
+
+  /**
+   * is_repeat is set when the item was sent before, over a stream that broke: its server may have taken
+   * it, and done some of what it asks.
+   *
+   * @generated from field: bool is_repeat = 5;
+   */
+  isRepeat: boolean;
 };
 
 /**
