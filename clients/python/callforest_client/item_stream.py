@@ -141,8 +141,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             tenant: owns what the item touches.
             timeout_s: how long the answer may take, repeats included.
             traceparent: the caller's W3C trace context, or "".
-            repeatable: whether it may be sent again when the stream broke, instead of what the
-                stream says of its items.
+            repeatable: whether it may be sent again when the stream broke; None: as its stream's.
 
         Raises:
             RefusedError: the service refused it.

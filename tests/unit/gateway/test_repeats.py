@@ -2,18 +2,14 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from callforest.capture.v1 import capture_admission_pb2, staged_call_pb2
+from callforest.capture.v1 import capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.lineage.items import Dialect
-from callforest_mesh.gateway import core
 from callforest_mesh.gateway.asked import Identity, call_id_of, digest_body, identify
-from callforest_mesh.gateway.calls import Calls
 from callforest_mesh.gateway.evidence import Claim
-from callforest_mesh.gateway.life import Served
 from callforest_mesh.gateway.lives import WAITERS_MAX
 from callforest_mesh.gateway.refusals import HttpRefusal
 from tests.unit.gateway.played_services import (
@@ -29,84 +25,23 @@ from tests.unit.gateway.played_services import (
     refused,
     staged,
 )
-
-KEYED = Identity("c0")
-MARKED = Identity(is_marked=True)
-OTHER = core.read_request(b'{"messages":[{"role":"user","content":"other"}]}')
-PENDING = capture_admission_pb2.EARLIER_STATE_PENDING
-COMMITTED = capture_admission_pb2.EARLIER_STATE_COMMITTED
-FAILED = capture_admission_pb2.EARLIER_STATE_FAILED
-FIRST_S = 1_600_000_000
-
-
-def earlier(
-    state: capture_admission_pb2.EarlierState.ValueType,
-    call_id: str = "c0",
-    verdict: capture_admission_pb2.Verdict = ROOT,
-) -> capture_admission_pb2.Verdict:
-    repeated = capture_admission_pb2.Verdict()
-    repeated.CopyFrom(verdict)
-    repeated.earlier.call_id, repeated.earlier.state = call_id, state
-    repeated.earlier.admit_time.FromSeconds(FIRST_S)
-    return repeated
-
-
-def kept(call_id: str = "c0") -> staged_call_pb2.StagedCall:
-    """Make a staged call as it is fetched: without its columns."""
-    made = coords(call_id=call_id)
-    return staged_call_pb2.StagedCall(
-        capture_key="k",
-        call_id=call_id,
-        canonical=staged_call_pb2.CanonicalColumns(carry_token_count=4),
-        served_response=RESPONSE,
-        completion=COMPLETION,
-        **{
-            name: getattr(made, name)
-            for name in ("digest", "extras_digest", "chain_hash", "cumulative_hash")
-        },
-    )
-
-
-async def ask(played: Played, identity: Identity = KEYED, **options: object) -> Served:
-    calls = calls_of(played, **options)
-    try:
-        return await calls.serve("k", REQUEST, identity)
-    finally:
-        await calls.settle(5.0)
-
-
-async def refusal_of(asked: Awaitable[object]) -> HttpRefusal:
-    with pytest.raises(HttpRefusal) as caught:
-        await asked
-    return caught.value
-
-
-class Held:
-    """Something that a test holds until it lets it go."""
-
-    def __init__(self) -> None:
-        self.begun, self.go = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self) -> None:
-        self.begun.set()
-        await self.go.wait()
-
-
-def began(calls: Calls, identity: Identity = KEYED) -> "asyncio.Future[Served]":
-    return asyncio.ensure_future(calls.serve("k", REQUEST, identity))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never held")
-
-
-async def hang_up(harness: "asyncio.Future[Served]") -> None:
-    harness.cancel()
-    await asyncio.wait({harness})
+from tests.unit.gateway.repeated_calls import (
+    COMMITTED,
+    FAILED,
+    FIRST_S,
+    KEYED,
+    MARKED,
+    PENDING,
+    Held,
+    ask,
+    began,
+    calls_of_other,
+    earlier,
+    hang_up,
+    kept,
+    refusal_of,
+    until,
+)
 
 
 @pytest.mark.requirement("CAP-13")
@@ -178,14 +113,6 @@ async def test_requests_of_one_key_wait_for_one_generation() -> None:
     assert {one.body for one in served} == {RESPONSE}
     assert len(played.calls) == len(played.records) == 1
     await calls.settle(5.0)
-
-
-def calls_of_other(calls: Calls) -> Awaitable[object]:
-    async def begin() -> Served:
-        waiting = Identity("c0")
-        return await calls.begin("k", OTHER, waiting).served()
-
-    return begin()
 
 
 @pytest.mark.requirement("CAP-13")
@@ -366,107 +293,4 @@ async def test_a_marked_repeat_is_not_announced_before_its_call_is() -> None:
     held.go.set()
     assert (await first).call_id == "c0"
     assert (await again).call_id == "c0"
-    await calls.settle(5.0)
-
-
-@pytest.mark.requirement("CAP-13", "LED-11")
-async def test_an_end_that_is_not_known_is_left_to_a_repeat() -> None:
-    played = Played(generated=away())
-    calls = calls_of(played, repeat_grace_s=60.0)
-    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 503
-    assert played.failures == []
-    played.verdict, played.generated = earlier(PENDING), staged()
-    assert (await calls.serve("k", REQUEST, KEYED)).body == RESPONSE
-    await calls.settle(5.0)
-    assert played.failures == []
-    assert len(played.records) == 1
-
-
-@pytest.mark.requirement("CAP-13", "LED-11")
-@pytest.mark.parametrize("is_staged", [True, False])
-async def test_a_call_whose_end_is_not_known_is_adopted_or_failed(is_staged: bool) -> None:
-    played = Played(generated=away(), kept={"c0": kept()} if is_staged else {})
-    assert (await refusal_of(ask(played, Identity()))).status == 503
-    assert len(played.records) == is_staged
-    assert len(played.failures) == (not is_staged)
-    assert played.order[-2] == "fetch"
-
-
-@pytest.mark.requirement("CAP-13")
-async def test_an_adopted_call_of_an_unknown_admission_has_its_first_admit_time() -> None:
-    answers = [away(), earlier(PENDING)]
-
-    class Late(Played):
-        async def admit(self, *given: object, **named: object) -> object:
-            self.verdict = answers.pop(0)
-            return await super().admit(*given, **named)
-
-    played = Late(kept={"c0": kept()})
-    assert (await refusal_of(ask(played, Identity()))).status == 503
-    (record,) = played.records
-    assert record.admit_time.seconds == FIRST_S
-
-
-@pytest.mark.requirement("CAP-13")
-async def test_a_withdrawn_call_is_no_licence_to_serve() -> None:
-    mismatch = refused(er.ERROR_REASON_CALL_MISMATCH)
-    mismatch.metadata["field"] = "withdrawal"
-    for played in (
-        Played(record_answers=[mismatch]),
-        Played(generated=staged(staged=None), failure_answers=[mismatch]),
-    ):
-        assert (await refusal_of(ask(played, Identity()))).status == 503
-    mismatch.metadata["field"] = "failure"
-    assert (await ask(Played(record_answers=[mismatch]), Identity())).body == RESPONSE
-
-
-@pytest.mark.requirement("CAP-13")
-@pytest.mark.parametrize(
-    ("reason", "code"),
-    [
-        (er.ERROR_REASON_CALL_MISMATCH, "call_mismatch"),
-        (er.ERROR_REASON_AMBIGUOUS_RETRY, "ambiguous_retry"),
-    ],
-)
-async def test_the_ledgers_refusals_of_repeats_are_shown(
-    reason: er.ErrorReason.ValueType, code: str
-) -> None:
-    verdict: object = refused(reason)
-    if code == "ambiguous_retry":
-        facts = {"capture_key": "k", "candidates": "a,b"}
-        told = capture_admission_pb2.Refused(reason=reason, metadata=facts)
-        verdict = capture_admission_pb2.Verdict(refused=told)
-    refusal = await refusal_of(ask(Played(verdict=verdict)))
-    assert (refusal.status, refusal.code, refusal.refusal().reason) == (422, code, reason)
-
-
-@pytest.mark.requirement("CAP-13")
-async def test_a_state_that_is_not_known_serves_nothing() -> None:
-    played = Played(verdict=earlier(9), kept={"c0": kept()})
-    assert (await refusal_of(ask(played))).status == 500
-    assert played.order == ["look_up"]
-
-
-async def test_a_repeat_during_its_calls_last_row_waits_for_that() -> None:
-    """What is being written is written; then the repeat learns of it."""
-    held = Held()
-
-    class Slow(Played):
-        async def record_failure(self, *given: object, **named: object) -> object:
-            await held()
-            self.verdict = earlier(FAILED)
-            return await super().record_failure(*given, **named)
-
-    played = Slow(generated=away())
-    calls = calls_of(played, repeat_grace_s=0.0)
-    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 503
-    await held.begun.wait()
-    played.generated = staged(staged=None)
-    again = began(calls)
-    await asyncio.sleep(0.01)
-    intents = len(played.intents)
-    held.go.set()
-    assert (await again).body == RESPONSE
-    assert len(played.intents) == intents + 1
-    assert (len(played.failures), played.records) == (1, [])
     await calls.settle(5.0)
