@@ -140,8 +140,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             tenant: owns what the item touches.
             timeout_s: how long the answer may take, repeats included.
             traceparent: the caller's W3C trace context, or "".
-            repeatable: whether it may be sent again when the stream broke, instead of what the
-                stream says of its items.
+            repeatable: instead of what the stream says of its items.
 
         Raises:
             RefusedError: the service refused it.
@@ -150,6 +149,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        again = self._spec.repeatable if repeatable is None else repeatable
         if not self._places.take():
             try:
                 await self._places.wait(deadline)
@@ -159,15 +159,9 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if self._closed:
                 raise broken(self._spec.name, "closed")
             self._sequence += 1
-            pending: _Pending[PayloadT, ResultT] = _Pending(
-                self._sequence,
-                payload,
-                tenant,
-                timeout_s,
-                deadline,
-                traceparent,
-                self._spec.repeatable if repeatable is None else repeatable,
-                loop.create_future(),
+            future: asyncio.Future[ResultT] = loop.create_future()
+            pending = _Pending(
+                self._sequence, payload, tenant, timeout_s, deadline, traceparent, again, future
             )
             self._enqueue(pending)
             try:
