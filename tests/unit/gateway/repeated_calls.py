@@ -1,4 +1,4 @@
-"""Requests that are repeated, and what the services say of them, played by hand."""
+"""Calls that come again, and what the services behind the gateway know of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -98,11 +98,3 @@ async def until(holds: Callable[[], bool]) -> None:
 async def hang_up(harness: "asyncio.Future[Served]") -> None:
     harness.cancel()
     await asyncio.wait({harness})
-
-
-def calls_of_other(calls: Calls) -> Awaitable[object]:
-    async def begin() -> Served:
-        waiting = Identity("c0")
-        return await calls.begin("k", OTHER, waiting).served()
-
-    return begin()

@@ -1,17 +1,12 @@
 """The same request is the same call, with the services behind the gateway played by hand."""
 
 import asyncio
-import hashlib
 
 import pytest
 
 from callforest.capture.v1 import capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
-from callforest_core.lineage.items import Dialect
-from callforest_mesh.gateway.asked import Identity, call_id_of, digest_body, identify
-from callforest_mesh.gateway.evidence import Claim
-from callforest_mesh.gateway.lives import WAITERS_MAX
-from callforest_mesh.gateway.refusals import HttpRefusal
+from callforest_mesh.gateway.asked import Identity
 from tests.unit.gateway.played_services import (
     COMPLETION,
     REQUEST,
@@ -35,51 +30,11 @@ from tests.unit.gateway.repeated_calls import (
     Held,
     ask,
     began,
-    calls_of_other,
     earlier,
-    hang_up,
     kept,
     refusal_of,
     until,
 )
-
-
-@pytest.mark.requirement("CAP-13")
-def test_a_call_is_named_by_its_attempt_and_key_alone() -> None:
-    named = b"callforest-call-id-v1" + bytes(7) + b"\1k" + bytes(7) + b"\3key"
-    expected = "k" + hashlib.sha256(named).hexdigest()[:40]
-    assert call_id_of("k", "key") == expected == identify("k", ["key"], "1").call_id
-    assert len({call_id_of(*pair) for pair in (("k", "a"), ("ka", ""), ("j", "a"))}) == 3
-    assert not identify("k", ["key"], "1").is_marked
-    assert identify("k", ["!" * 255]).call_id
-    for keys in ([""], ["a b"], ["\x7f"], ["é"], ["a" * 256], ["a", "a"]):
-        with pytest.raises(HttpRefusal) as caught:
-            identify("k", keys)
-        assert (caught.value.status, caught.value.parameter) == (400, "Idempotency-Key")
-
-
-@pytest.mark.requirement("CAP-13")
-@pytest.mark.parametrize(
-    ("count", "marked"), [("1", True), ("02", True), ("0", False), ("", False), ("-1", False)]
-)
-def test_what_its_client_counts_marks_a_repeat(count: str, marked: bool) -> None:
-    assert identify("k", [], count) == Identity(is_marked=marked)
-
-
-@pytest.mark.requirement("CAP-13")
-def test_the_body_digest_is_of_api_claim_and_body() -> None:
-    digests = {
-        digest_body(body, dialect, claim)
-        for body in (b"{}", b"{ }")
-        for dialect in Dialect
-        for claim in (
-            None,
-            Claim("a", history_is_whole=False),
-            Claim("a", history_is_whole=True),
-            Claim("b", history_is_whole=True),
-        )
-    }
-    assert len(digests) == 16
 
 
 @pytest.mark.requirement("CAP-13")
@@ -93,64 +48,6 @@ async def test_an_intent_says_by_what_its_call_is_known(identity: Identity) -> N
         assert (one.is_keyed, one.is_retry) == (identity is KEYED, identity is MARKED)
         assert (one.call_id, one.body_digest) == ("c0", REQUEST.body_digest)
     assert played.intents[0].WhichOneof("probe") == "chain"
-
-
-@pytest.mark.requirement("CAP-13")
-async def test_requests_of_one_key_wait_for_one_generation() -> None:
-    held = Held()
-    played = Played(generating=held)
-    calls = calls_of(played, calls_max=1)
-    first = began(calls)
-    await held.begun.wait()
-    others = [began(calls) for _ in range(WAITERS_MAX - 1)]
-    await asyncio.sleep(0)
-    too_many = await refusal_of(calls.serve("k", REQUEST, KEYED))
-    assert (too_many.status, too_many.code) == (429, "overloaded")
-    mismatch = await refusal_of(calls_of_other(calls))
-    assert (mismatch.status, mismatch.code) == (422, "call_mismatch")
-    held.go.set()
-    served = await asyncio.gather(first, *others)
-    assert {one.body for one in served} == {RESPONSE}
-    assert len(played.calls) == len(played.records) == 1
-    await calls.settle(5.0)
-
-
-@pytest.mark.requirement("CAP-13")
-async def test_a_waiter_that_leaves_takes_nothing_from_the_others() -> None:
-    held = Held()
-    played = Played(generating=held)
-    calls = calls_of(played, repeat_grace_s=0.0)
-    first = began(calls)
-    await held.begun.wait()
-    second = began(calls)
-    await asyncio.sleep(0)
-    await hang_up(first)
-    held.go.set()
-    assert (await second).body == RESPONSE
-    assert played.failures == []
-    await calls.settle(5.0)
-
-
-@pytest.mark.requirement("CAP-13", "LED-11")
-@pytest.mark.parametrize("comes_back", [True, False])
-async def test_a_call_is_left_to_a_repeat_when_its_last_waiter_left(comes_back: bool) -> None:
-    held = Held()
-    played = Played(generating=held)
-    calls = calls_of(played, repeat_grace_s=0.1 if not comes_back else 60.0)
-    first = began(calls)
-    await held.begun.wait()
-    await hang_up(first)
-    if comes_back:
-        again = began(calls)
-        await asyncio.sleep(0)
-        held.go.set()
-        assert (await again).body == RESPONSE
-        assert len(played.calls) == 1
-        assert played.failures == []
-        return
-    await until(lambda: bool(played.failures))
-    assert [one.detail for one in played.failures] == ["the harness went away"]
-    assert played.order[-2:] == ["fetch", "failure"]
 
 
 @pytest.mark.requirement("CAP-13")
@@ -293,4 +190,107 @@ async def test_a_marked_repeat_is_not_announced_before_its_call_is() -> None:
     held.go.set()
     assert (await first).call_id == "c0"
     assert (await again).call_id == "c0"
+    await calls.settle(5.0)
+
+
+@pytest.mark.requirement("CAP-13", "LED-11")
+async def test_an_end_that_is_not_known_is_left_to_a_repeat() -> None:
+    played = Played(generated=away())
+    calls = calls_of(played, repeat_grace_s=60.0)
+    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 503
+    assert played.failures == []
+    played.verdict, played.generated = earlier(PENDING), staged()
+    assert (await calls.serve("k", REQUEST, KEYED)).body == RESPONSE
+    await calls.settle(5.0)
+    assert played.failures == []
+    assert len(played.records) == 1
+
+
+@pytest.mark.requirement("CAP-13", "LED-11")
+@pytest.mark.parametrize("is_staged", [True, False])
+async def test_a_call_whose_end_is_not_known_is_adopted_or_failed(is_staged: bool) -> None:
+    played = Played(generated=away(), kept={"c0": kept()} if is_staged else {})
+    assert (await refusal_of(ask(played, Identity()))).status == 503
+    assert len(played.records) == is_staged
+    assert len(played.failures) == (not is_staged)
+    assert played.order[-2] == "fetch"
+
+
+@pytest.mark.requirement("CAP-13")
+async def test_an_adopted_call_of_an_unknown_admission_has_its_first_admit_time() -> None:
+    answers = [away(), earlier(PENDING)]
+
+    class Late(Played):
+        async def admit(self, *given: object, **named: object) -> object:
+            self.verdict = answers.pop(0)
+            return await super().admit(*given, **named)
+
+    played = Late(kept={"c0": kept()})
+    assert (await refusal_of(ask(played, Identity()))).status == 503
+    (record,) = played.records
+    assert record.admit_time.seconds == FIRST_S
+
+
+@pytest.mark.requirement("CAP-13")
+async def test_a_withdrawn_call_is_no_licence_to_serve() -> None:
+    mismatch = refused(er.ERROR_REASON_CALL_MISMATCH)
+    mismatch.metadata["field"] = "withdrawal"
+    for played in (
+        Played(record_answers=[mismatch]),
+        Played(generated=staged(staged=None), failure_answers=[mismatch]),
+    ):
+        assert (await refusal_of(ask(played, Identity()))).status == 503
+    mismatch.metadata["field"] = "failure"
+    assert (await ask(Played(record_answers=[mismatch]), Identity())).body == RESPONSE
+
+
+@pytest.mark.requirement("CAP-13")
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (er.ERROR_REASON_CALL_MISMATCH, "call_mismatch"),
+        (er.ERROR_REASON_AMBIGUOUS_RETRY, "ambiguous_retry"),
+    ],
+)
+async def test_the_ledgers_refusals_of_repeats_are_shown(
+    reason: er.ErrorReason.ValueType, code: str
+) -> None:
+    verdict: object = refused(reason)
+    if code == "ambiguous_retry":
+        facts = {"capture_key": "k", "candidates": "a,b"}
+        told = capture_admission_pb2.Refused(reason=reason, metadata=facts)
+        verdict = capture_admission_pb2.Verdict(refused=told)
+    refusal = await refusal_of(ask(Played(verdict=verdict)))
+    assert (refusal.status, refusal.code, refusal.refusal().reason) == (422, code, reason)
+
+
+@pytest.mark.requirement("CAP-13")
+async def test_a_state_that_is_not_known_serves_nothing() -> None:
+    played = Played(verdict=earlier(9), kept={"c0": kept()})
+    assert (await refusal_of(ask(played))).status == 500
+    assert played.order == ["look_up"]
+
+
+async def test_a_repeat_during_its_calls_last_row_waits_for_that() -> None:
+    """What is being written is written; then the repeat learns of it."""
+    held = Held()
+
+    class Slow(Played):
+        async def record_failure(self, *given: object, **named: object) -> object:
+            await held()
+            self.verdict = earlier(FAILED)
+            return await super().record_failure(*given, **named)
+
+    played = Slow(generated=away())
+    calls = calls_of(played, repeat_grace_s=0.0)
+    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 503
+    await held.begun.wait()
+    played.generated = staged(staged=None)
+    again = began(calls)
+    await asyncio.sleep(0.01)
+    intents = len(played.intents)
+    held.go.set()
+    assert (await again).body == RESPONSE
+    assert len(played.intents) == intents + 1
+    assert (len(played.failures), played.records) == (1, [])
     await calls.settle(5.0)
