@@ -78,7 +78,8 @@ class CompactingHarness:
             accepted.append(completion)
             answer = _text(completion)
             total += read_action(answer)
-            history.add(answer, _observation(total, options.observation_words))
+            observation = _observation(total, options.observation_words)
+            history.add(answer, observation, completion.id)
         answers = tuple(_text(one) for one in accepted)
         return Played(
             reward=_mean([digit_share(answer) for answer in answers]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -48,10 +49,12 @@ class Round:
     Attributes:
         answer: what the model said.
         observation: what came of it.
+        response_id: of the response that said it.
     """
 
     answer: str
     observation: str
+    response_id: str
 
 
 @dataclass(slots=True)
@@ -73,9 +76,9 @@ class RecencyHistory:
     boundaries: int = 0
     _chunk_begin: int = 0
 
-    def add(self, answer: str, observation: str) -> None:
+    def add(self, answer: str, observation: str, response_id: str) -> None:
         """Add a round; close its chunk when it is full."""
-        self.rounds.append(Round(answer, observation))
+        self.rounds.append(Round(answer, observation, response_id))
         if len(self.rounds) - self._chunk_begin >= self.options.chunk_rounds:
             self.close_chunk()
 
@@ -95,10 +98,15 @@ class RecencyHistory:
         return True
 
     def context(self) -> list[ChatCompletionMessageParam]:
-        """Give the messages of the next call."""
+        """Give the messages of the next call.
+
+        An answer carries the id of its response: a rejected sample may have said the same, and
+        then the id alone tells which of the two is continued.
+        """
         messages = list(self.opening)
         for index, one in enumerate(self.rounds):
             shown = HIDDEN if index < self.hidden else one.observation
-            messages.append({"role": "assistant", "content": one.answer})
+            answer = {"role": "assistant", "content": one.answer, "id": one.response_id}
+            messages.append(cast("ChatCompletionMessageParam", answer))
             messages.append({"role": "user", "content": shown})
         return messages

@@ -32,7 +32,7 @@ def test_contexts_extend_within_a_chunk_and_are_rewritten_when_it_closes() -> No
     history = RecencyHistory(OPENING, RecencyOptions(keep_rounds=1, chunk_rounds=3))
     contexts = [_shown(history)]
     for number in range(1, 6):
-        history.add(f"a{number}", f"o{number}")
+        history.add(f"a{number}", f"o{number}", f"id{number}")
         contexts.append(_shown(history))
     for before, after in ((0, 1), (1, 2), (3, 4), (4, 5)):
         assert contexts[after][: len(contexts[before])] == contexts[before]
@@ -45,14 +45,21 @@ def test_contexts_extend_within_a_chunk_and_are_rewritten_when_it_closes() -> No
 def test_keeping_one_round_hides_every_older_result() -> None:
     history = RecencyHistory(OPENING, RecencyOptions(keep_rounds=1, chunk_rounds=1))
     for number in range(1, 4):
-        history.add(f"a{number}", f"o{number}")
+        history.add(f"a{number}", f"o{number}", f"id{number}")
     assert _shown(history) == ["go", "a1", HIDDEN, "a2", HIDDEN, "a3", "o3"]
     assert history.boundaries == 2
 
 
+def test_an_answer_carries_the_id_of_its_response() -> None:
+    """Without it, equal answers of two samples would make the next request ambiguous (B15)."""
+    history = RecencyHistory(OPENING, RecencyOptions())
+    history.add("same", "o1", "chatcmpl-2")
+    assert history.context()[1].get("id") == "chatcmpl-2"
+
+
 def test_a_chunk_closes_early_only_if_that_hides_something() -> None:
     history = RecencyHistory(OPENING, RecencyOptions(keep_rounds=2, chunk_rounds=9))
-    history.add("a1", "o1")
+    history.add("a1", "o1", "id1")
     assert not history.close_chunk()
     assert history.close_chunk(0)
     assert _shown(history) == ["go", "a1", HIDDEN]
