@@ -48,7 +48,7 @@ lint: install ## Lint and check the format of Python and of the schemas
 
 .PHONY: format
 format: install ## Rewrite Python and the schemas into their one format
-	@$(BIN)/ruff check --quiet --fix --select I,F401,RUF100
+	@$(BIN)/ruff check --quiet --fix --select I,F401
 	@$(BIN)/ruff format --quiet
 	@buf format --write proto
 

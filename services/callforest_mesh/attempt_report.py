@@ -116,6 +116,8 @@ def _withdrawal_line(withdrawal: attempt_pb2.CallWithdrawal) -> str:
 
 def _receipt_lines(receipt: receipt_pb2.Receipt) -> list[str]:
     verdict = f"masked: {receipt.mask_reason}" if receipt.masked else "trains"
+    if receipt.salvaged_from:
+        verdict += f", salvaged from {receipt.salvaged_from}"
     if receipt.mask_detail:
         verdict += f" ({receipt.mask_detail})"
     lines = [
@@ -123,7 +125,8 @@ def _receipt_lines(receipt: receipt_pb2.Receipt) -> list[str]:
         f"  {verdict}",
     ]
     if receipt.mask_cause:
-        lines.append(f"  first failure: {receipt.mask_cause}")
+        kind = "fault" if receipt.mask_reason == "selection_refused" else "first failure"
+        lines.append(f"  {kind}: {receipt.mask_cause}")
     if receipt.HasField("terminal_call_id"):
         lines.append(f"  scored call {receipt.terminal_call_id} ({receipt.terminal_selection})")
     elif receipt.terminal_trail:

@@ -40,13 +40,15 @@ class TooManyCallsError(Exception):
 
 
 def draw(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> str:
-    """Draw an attempt; give the SVG document.
+    """Draw an attempt; give the SVG document. A receipt of another attempt is none of this one.
 
     Raises:
         TooManyCallsError: it has more than 2,000 calls.
     """
     if len(manifest.records) > _CALLS_MOST:
         raise TooManyCallsError(f"more than {_CALLS_MOST} calls cannot be drawn")
+    if receipt is not None and receipt.capture_key != manifest.attempt.capture_key:
+        receipt = None  # of another attempt of the rollout
     boxes = _place(manifest)
     selected = selected_calls(receipt)
     parts = [_edge(boxes, box) for box in boxes.values()]

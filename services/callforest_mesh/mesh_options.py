@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from callforest_mesh.worker.options import WorkerOptions
 
 GATEWAY_PORT: Final = 7430
-_TRAINS_KEYS: Final = ("selection_policy", "min_valid_fraction_per_group")
+_TRAINS_KEYS: Final = ("selection_policy", "min_valid_fraction_per_group", "incomplete_capture")
 _ENGINE_KEYS: Final = ("engine", "vllm", "vllm_limits", "scripted")
 
 
@@ -86,10 +86,7 @@ def admission_options(configuration: MeshConfiguration) -> AdmissionOptions:
     """Read the options of Admission; the mode of attempts is the mesh's, not its own."""
     from callforest_mesh.admission.service import AdmissionOptions
 
-    if "forest" in configuration.admission:
-        raise ConfigurationError(
-            "admission.forest", "is token_capture.forest_training, which every service follows"
-        )
+    _refuse_elsewhere("admission", configuration.admission, forest="token_capture.forest_training")
     forest = {"forest": configuration.token_capture.forest_training}
     return read_section(
         AdmissionOptions, configuration.admission, where="admission", defaults=forest
@@ -147,6 +144,9 @@ def gateway_options(configuration: MeshConfiguration) -> GatewayOptions:
             "gateway.control_token",
             f"belongs into the environment variable {CONTROL_TOKEN_VARIABLE}, nowhere else",
         )
+    _refuse_elsewhere(
+        "gateway", configuration.gateway, forest="token_capture.forest_training", tenant="tenant"
+    )
     defaults = {
         "port": GATEWAY_PORT,
         "tenant": configuration.tenant,
@@ -155,6 +155,22 @@ def gateway_options(configuration: MeshConfiguration) -> GatewayOptions:
         "control_token": os.environ.get(CONTROL_TOKEN_VARIABLE, ""),
     }
     return read_section(GatewayOptions, configuration.gateway, where="gateway", defaults=defaults)
+
+
+def _refuse_elsewhere(where: str, section: Mapping[str, Value], **places: str) -> None:
+    """Refuse what one service alone cannot decide.
+
+    Args:
+        where: the section.
+        section: its keys and values.
+        places: of each such key, which one of the mesh says it.
+
+    Raises:
+        ConfigurationError: the section has one.
+    """
+    for key, place in places.items():
+        if key in section:
+            raise ConfigurationError(f"{where}.{key}", f"is {place}, which every service follows")
 
 
 def trainer_options(configuration: MeshConfiguration) -> TrainerOptions:

@@ -61,8 +61,9 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
     if receipt.HasField("terminal_call_id"):
         terminal = b"\x01" + sized(receipt.terminal_call_id.encode())
     forest = receipt.mode == attempt_pb2.CAPTURE_MODE_FOREST
+    forest_domain = b"callforest-receipt-v3" if receipt.salvaged_from else b"callforest-receipt-v2"
     layout = (
-        (b"callforest-receipt-v2" if forest else b"callforest-receipt-v1")
+        (forest_domain if forest else b"callforest-receipt-v1")
         + sized(receipt.group_id.encode())
         + sized(receipt.rollout_id.encode())
         + struct.pack(">Q", receipt.slot)
@@ -82,6 +83,8 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
         layout += struct.pack(">Q", len(receipt.selected_call_ids))
         for call_id in receipt.selected_call_ids:
             layout += sized(call_id.encode())
+        if receipt.salvaged_from:
+            layout += sized(receipt.salvaged_from.encode())
     layout += struct.pack(">Q", len(receipt.calls))
     for call in receipt.calls:
         layout += sized(call.call_id.encode()) + call.digest + bytes([call.selected])

@@ -298,6 +298,21 @@ async def test_a_harness_learns_why_its_call_is_a_root(local: FirstPathMesh) -> 
     assert len(roots) == len(mesh.prompts())
 
 
+@pytest.mark.requirement("ADM-3")
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+async def test_what_a_chat_message_says_counts_whatever_type_it_claims(
+    local: FirstPathMesh, role: str
+) -> None:
+    """The engine renders a Chat message by its role; no item of Responses hides its content."""
+    key = await local.open()
+    typed = {"role": role, "type": "function_call", "name": "n", "content": "buy"}
+    first = await local.ask(key, typed, GO)
+    history = [{**typed, "content": "sell"}, GO, spoken(first), GO]
+    assert context_of(await local.ask(key, *history)) == "root; reason=unreadable_item"
+    rendered = local.engine.template.render(history, add_generation_prompt=True)
+    assert local.prompts()[-1] == rendered.tolist()
+
+
 async def test_buffered_events_carry_the_context_too(local: FirstPathMesh) -> None:
     key = await local.open()
     first = await local.respond(key, [GO], stream=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,11 +11,19 @@ import pytest
 from callforest.capture.v1 import group_batch_pb2, selection_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.custody.call import CallRecord
+from callforest_mesh.attempt_report import report
 from tests.integration.finalizer_mesh import FinalizerMesh, read_again
-from tests.integration.forest_mesh import ForestPlayer, opened, owned, play, refused
+from tests.integration.forest_mesh import (
+    ForestPlayer,
+    opened,
+    owned,
+    paths,
+    play,
+    refused,
+)
 from tests.integration.offline_rows import verify_offline
 from tests.unit.finalizer import harness_policies
-from tests.unit.ledger.calls import failure
+from tests.unit.ledger.calls import failure, withdrawal
 
 EXCUSED = "request_finished_without_staged_coordinates"
 CUSTOM = "tests.unit.finalizer.harness_policies:last_root"
@@ -136,6 +145,58 @@ async def test_a_late_failure_of_a_recorded_call_masks_only_if_it_is_selected(
         masks.append(receipt.mask_reason)
         assert receipt.mask_cause == EXCUSED
     assert masks == ["", "capture_poisoned"]
+
+
+@pytest.mark.requirement("SEL-3", "LED-2")
+async def test_a_withdrawn_call_is_none_for_the_selection(tmp_path: Path) -> None:
+    mesh = await opened(tmp_path, selection_policy="all_captured")
+    try:
+        player = ForestPlayer(mesh, "r0")
+        await play(player, ("a", None))
+        await player.admit("w")
+        await mesh.ledger.record_withdrawal(withdrawal("w", key=player.key))
+        receipt = await player.finish("g", 0, declared_response_id="chatcmpl-a")
+        manifest = await mesh.ledger.manifest(player.key)
+    finally:
+        await mesh.stop()
+    assert [one.call_id for one in manifest.withdrawals] == ["w"]
+    assert (receipt.masked, [one.call_id for one in receipt.calls]) == (False, ["a"])
+    assert "  withdrawn w  REQUEST_REFUSED" in report(manifest, receipt)
+
+
+@pytest.mark.requirement("FIN-8", "LED-9")
+async def test_verified_paths_of_an_incomplete_attempt_train_when_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    mesh = await opened(tmp_path, incomplete_capture="train_verified_paths")
+    try:
+        late, served, hopeless = (ForestPlayer(mesh, f"r{slot}") for slot in range(3))
+        await play(late, ("a", None), ("b", "a"), ("c", "a"))
+        await mesh.ledger.record_failure(failure("b", EXCUSED, key=late.key))
+        first = await late.finish("g", 0, result=late.result("a", "b", "c"))
+        await play(served, ("a", None))
+        await served.fail("b")
+        await served.call("c")
+        answers = [served.answer("a"), {"role": "assistant", "content": "lost"}, served.answer("c")]
+        shown = json.dumps({"responses": [{"output": [one]} for one in answers]}).encode()
+        second = await served.finish(
+            "g", 1, result=shown, declared_response_id="chatcmpl-c", reward=0.0
+        )
+        await play(hopeless, ("a", None))
+        await hopeless.fail("b")
+        third = await hopeless.finish("g", 2, declared_response_id="chatcmpl-b")
+        await mesh.finalizer.finalize_group("g", 3)
+        (batch,) = await read_again(mesh, 1)
+    finally:
+        await mesh.stop()
+    verify_offline(batch)
+    for receipt, cause in ((first, EXCUSED), (second, "worker_capture_failed")):
+        assert (receipt.masked, receipt.salvaged_from) == (False, "capture_poisoned")
+        assert receipt.mask_cause == cause
+    assert [paths(batch, slot) for slot in (0, 1)] == [[["a", "c"]], [["a"], ["c"]]]
+    assert [one.reason for one in first.calls] == ["selected", "capture_failed", "selected"]
+    assert (third.masked, third.mask_reason, third.salvaged_from) == (True, "capture_poisoned", "")
+    assert "not salvaged, selection_refused: history_missing" in third.mask_detail
 
 
 @pytest.mark.requirement("LED-7")

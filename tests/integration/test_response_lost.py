@@ -1,7 +1,8 @@
 """B21: the gateway dies under a call at six points; its repeat is the same call.
 
-Once the process of the gateway alone is killed, the other services being processes of their own;
-once a process that holds the whole mesh, so that engine, Staging and ledger die with it.
+Once the process of the gateway alone is killed, the other services being processes of their own,
+in chain mode; once a process that holds the whole mesh, so that engine, Staging and ledger die with
+it, in forest mode.
 """
 
 import asyncio
@@ -16,9 +17,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from callforest.capture.v1 import staged_call_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_client.errors import RefusedError
+from callforest_client.staging import StagingClient
 from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.chassis.configuration import MeshConfiguration, load
 from callforest_mesh.chassis.failpoint import VARIABLE
+from callforest_mesh.gateway.asked import call_id_of
 from callforest_mesh.supervisor import Supervisor
 from tests.integration.running_mesh import WITHOUT_TRAINER, settings
 
@@ -121,6 +127,16 @@ async def mortal(kind: str, folder: Path, *more: str) -> AsyncIterator[Mortal]:
         yield mesh
 
 
+async def staged_of(staging: StagingClient, call_id: str) -> staged_call_pb2.StagedCall | None:
+    try:
+        (call,) = await staging.fetch("r", [call_id])
+    except RefusedError as error:
+        if error.reason != er.ERROR_REASON_CALL_NOT_FOUND:
+            raise
+        return None
+    return call
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.requirement("CAP-13", "CAP-6", "LED-11")
 @pytest.mark.bugcase("B21")
@@ -128,8 +144,8 @@ async def mortal(kind: str, folder: Path, *more: str) -> AsyncIterator[Mortal]:
 async def test_a_response_that_is_lost_is_the_one_that_comes_again(
     kind: str, armed: str, is_staged: bool, tmp_path: Path
 ) -> None:
-    mode = "token_capture.forest_training=true"
-    async with mortal(kind, tmp_path, mode) as mesh:
+    forest = "true" if kind == "mesh" else "false"
+    async with mortal(kind, tmp_path, f"token_capture.forest_training={forest}") as mesh:
         await mesh.start(armed)
         admission, ledger = mesh.clients.admission(), mesh.clients.ledger()
         staging = mesh.clients.staging()
@@ -143,6 +159,8 @@ async def test_a_response_that_is_lost_is_the_one_that_comes_again(
             await mesh.start("", "worker.scripted.seed=7", "worker.scripted.weight_version=1")
         else:
             await mesh.start()
+        before = await staged_of(staging, call_id_of("r", "two"))
+        assert (before is not None) == is_staged
         repeated, third = await mesh.ask("two", *second)
         assert (await mesh.ask("two", *second))[0] == repeated
         await mesh.ask("three", *third)
@@ -156,6 +174,8 @@ async def test_a_response_that_is_lost_is_the_one_that_comes_again(
         kept = await staging.fetch("r", list(records))
         assert kept[1].served_response == repeated
         assert kept[1].digest == two.coords.digest
+        if before is not None:
+            assert kept[1] == before, "these very tokens"
         assert (await staging.stat()).call_count == 3, "no sample of it is left beside"
         if kind == "mesh":
             versions = [call.weight_version for call in kept]

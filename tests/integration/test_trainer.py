@@ -270,6 +270,28 @@ async def test_dropped_groups_fill_no_step_and_move_the_cursor(world: World) -> 
     assert (metrics.row_count, world.committed) == (2, 3)
 
 
+@pytest.mark.requirement("FIN-7")
+async def test_a_permitted_drop_makes_a_smaller_step_and_too_many_stop_training(
+    world: World,
+) -> None:
+    pair = [make_batch(3 * n + 2, linear(f"a{n}", 1.0), linear(f"b{n}", 0.0)) for n in range(2)]
+    world.publish(dropped(1, "rollout_timeout"), pair[0])
+    options = {"groups_per_step": 2, "min_step_batch_fraction": 0.5}
+    async with trainer(world, checkpoint_interval_steps=1, **options) as life:
+        (metrics,) = await life.steps(1)
+        assert (metrics.dropped_group_count, metrics.row_count) == (1, 2)
+        await life.training.checkpoint()
+        assert world.committed == 2
+        world.publish(dropped(3, "transport_failure"), dropped(4, "no_valid_layout"))
+        await asyncio.wait_for(life.task, WAIT_S)
+        failure = life.announcements.status.failure
+    assert failure == (
+        "StepRefusedError: no_group_left: a step of 2 groups must keep 1; dropped are"
+        " g3: transport_failure, g4: no_valid_layout"
+    )
+    assert world.numbers("step") == [1], "nothing was trained of what is below the floor"
+
+
 async def test_old_checkpoints_and_weights_go(world: World) -> None:
     world.publish_groups(5)
     async with trainer(world, checkpoint_interval_steps=1, checkpoints_kept=2) as life:

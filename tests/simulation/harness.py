@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from callforest.capture.v1 import attempt_pb2, receipt_pb2, selection_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
+from callforest.gateway.v1 import gateway_service_pb2 as gateway_pb
 from callforest_client.admission import AdmissionClient
 from callforest_client.errors import CallforestError, RefusedError, UnavailableError
 from callforest_client.finalizer import FinalizerClient
@@ -243,35 +244,64 @@ class Rollout:
         self._harness.stragglers.append(asyncio.ensure_future(self._ask_aside(capture_key, asked)))
 
     async def _ask_aside(self, capture_key: str, messages: Messages) -> None:
-        await self._ask(capture_key, messages)
+        await self._ask(capture_key, messages, self._body(messages))
 
     async def _turn(self, capture_key: str, messages: Messages) -> str | None:
-        """Get the next answer; None when it cannot be had in this attempt."""
+        """Get the next answer; None when it cannot be had in this attempt.
+
+        Half of the requests have a key, and are repeated as they are.
+        """
+        is_keyed = self._chance.random() < 0.5
+        key = f"{self._chance.getrandbits(128):032x}" if is_keyed else ""
+        body = self._body(messages)
         while True:
-            answer = await self._ask(capture_key, messages)
+            answer = await self._ask(capture_key, messages, body, key)
             if answer is not None:
                 self._last_response = answer[1]
                 return answer[0]
             if self._chance.random() >= self._harness.plan.insisting:
                 return None
             await asyncio.sleep(self._chance.uniform(0.01, 0.5))
+            if not key:
+                body = self._body(messages)
 
-    async def _ask(self, capture_key: str, messages: Messages) -> tuple[str, str] | None:
+    def _body(self, messages: Messages) -> bytes:
+        seed = self._chance.getrandbits(31)
+        request = {"model": "scripted", "messages": messages, "seed": seed}
+        return json.dumps(request).encode()
+
+    async def _repeat(
+        self, capture_key: str, body: bytes, key: str, served: gateway_pb.ServedCompletion
+    ) -> None:
+        """Ask again what was answered: a call that has a record is answered alike (P5)."""
+        harness = self._harness
+        try:
+            again = await harness.gateway.complete(
+                capture_key, body, idempotency_key=key, timeout_s=5.0
+            )
+        except CallforestError:
+            return
+        call = harness.judge.attempts[capture_key].calls[served.call_id]
+        same = (again.call_id, again.response) == (served.call_id, served.response)
+        harness.judge.demand(same or not call.record, "P5 same request, same answer", key)
+        harness.judge.counts["repeats answered"] += 1
+
+    async def _ask(
+        self, capture_key: str, messages: Messages, body: bytes, key: str = ""
+    ) -> tuple[str, str] | None:
         """Make one call; give the answer and its response id."""
         harness = self._harness
-        request = {
-            "model": "scripted",
-            "messages": messages,
-            "seed": self._chance.getrandbits(31),
-        }
-        body = json.dumps(request).encode()
         harness.judge.asked(body, messages)
         patience_s = self._chance.choice((0.2, 2.0, 25.0, 25.0, 25.0))
         try:
-            served = await harness.gateway.complete(capture_key, body, timeout_s=patience_s)
+            served = await harness.gateway.complete(
+                capture_key, body, idempotency_key=key, timeout_s=patience_s
+            )
         except CallforestError:
             harness.failures += 1
             return None
+        if key and self._chance.random() < 0.3:
+            await self._repeat(capture_key, body, key, served)
         response = json.loads(served.response)
         if capture_key == self._capture_key:
             self._answered.append(served.call_id)

@@ -25,7 +25,14 @@ KEEPALIVE_S = 8.0
 """How long a connection outlives a block."""
 CONNECT_S = 2.0
 """How long a connection may take to be made."""
-SPECS = {spec.name: spec for spec in vars(streams).values() if isinstance(spec, streams.StreamSpec)}
+_MEASURE = "Measure"
+SPECS = {
+    spec.name: spec
+    for spec in vars(streams).values()
+    if isinstance(spec, streams.StreamSpec) and spec.name != _MEASURE
+}
+"""The item streams by the names of their RPCs. Three services have a Measure; the one that is
+called here, Admission's, is no stream."""
 _ORDERED = frozenset({"SubscribeRows", "GetManifest", "Fetch"})
 _REFUSED = Outcome(grpc.StatusCode.UNAVAILABLE, "connection refused")
 _RESET = Outcome(grpc.StatusCode.UNAVAILABLE, "connection reset")

@@ -141,8 +141,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             tenant: owns what the item touches.
             timeout_s: how long the answer may take, repeats included.
             traceparent: the caller's W3C trace context, or "".
-            repeatable: whether it may be sent again when the stream broke, instead of what the
-                stream says of its items.
+            repeatable: whether it may be sent again when the stream broke; None: as its stream's.
 
         Raises:
             RefusedError: the service refused it.
@@ -160,15 +159,10 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if self._closed:
                 raise broken(self._spec.name, "closed")
             self._sequence += 1
-            pending: _Pending[PayloadT, ResultT] = _Pending(
-                self._sequence,
-                payload,
-                tenant,
-                timeout_s,
-                deadline,
-                traceparent,
-                self._spec.repeatable if repeatable is None else repeatable,
-                loop.create_future(),
+            again = self._spec.repeatable if repeatable is None else repeatable
+            future: asyncio.Future[ResultT] = loop.create_future()
+            pending = _Pending(
+                self._sequence, payload, tenant, timeout_s, deadline, traceparent, again, future
             )
             self._enqueue(pending)
             try:

@@ -7,7 +7,8 @@ equal ones and must not contradict what is said. Where more than one reading is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import permutations
+from dataclasses import replace
+from itertools import groupby, permutations
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 from callforest_core.custody.call import CallRecord
@@ -29,9 +30,12 @@ _Calls: TypeAlias = frozenset[str]
 
 
 class Shown(NamedTuple):
-    """One whole answer of a history: the calls that it may be."""
+    """One whole answer of a history: the calls that it may be; none for one of a lost call."""
 
     candidates: _Calls
+
+
+_LOST: Final = Shown(frozenset())
 
 
 class CapturedAnswers:
@@ -39,9 +43,12 @@ class CapturedAnswers:
 
     Args:
         records: of the attempt.
+        lost: calls of it that have no record; at most as many answers may be shown that no record
+            has.
     """
 
-    def __init__(self, records: Sequence[CallRecord]) -> None:
+    def __init__(self, records: Sequence[CallRecord], lost: frozenset[str] = frozenset()) -> None:
+        self.lost = lost
         self.records: Mapping[str, CallRecord] = {record.call_id: record for record in records}
         outputs: dict[_Key, set[str]] = {}
         names: dict[str, set[str]] = {}
@@ -79,6 +86,19 @@ class CapturedAnswers:
         """Give the calls that a reference names by all its names."""
         named = [self.called(name) | ({name} & self.records.keys()) for name in reference.names]
         return frozenset.intersection(*named)
+
+    def names_lost(self, reference: Reference) -> bool:
+        """Say whether a reference names a call that has no record."""
+        named = call_ids_in(reference.names) | frozenset(reference.names)
+        return bool(named & self.lost)
+
+    def shows_lost(self, item: ShownItem) -> bool:
+        """Say whether an item carries the native id of a call that has no record."""
+        return self.is_lost(item.native_ids)
+
+    def is_lost(self, native_ids: Iterable[str]) -> bool:
+        """Say whether ids name a call that has no record."""
+        return bool(call_ids_in(native_ids) & self.lost)
 
     def candidates(self, said: _Calls, items: Iterable[ShownItem]) -> _Calls:
         """Give those of the calls that said this that no native id of the items speaks against."""
@@ -126,11 +146,13 @@ def read_account(captured: CapturedAnswers, account: Account, among: _Calls | No
     Raises:
         SelectionRefusedError: it cannot be cut, or not in one way.
     """
-    return [
-        one
-        for number, passage in enumerate(account.passages)
-        for one in read_passage(captured, passage, among, account.passages[number + 1 :])
-    ]
+    shown: list[Shown] = []
+    for number, passage in enumerate(account.passages):
+        if passage.runs:
+            shown += read_passage(captured, passage, among, account.passages[number + 1 :])
+        else:
+            shown += _read_again(captured, passage, among)
+    return shown
 
 
 def read_passage(
@@ -147,7 +169,13 @@ def read_passage(
     for number, run in enumerate(passage.runs):
         behind = [item for later in passage.runs[number + 1 :] for item in later]
         behind += [item for later in following for item in later.items]
-        shown += _cut(captured, run, among, behind)
+        if not captured.lost:
+            shown += _cut(captured, run, among, behind)
+            continue
+        for is_lost, items in groupby(run, captured.shows_lost):
+            shown += [_LOST] if is_lost else _cut_or_lost(captured, [*items], among, behind)
+    if captured.is_lost([passage.response_id]) and all(one.candidates for one in shown):
+        return [*shown[:-1], _LOST]  # whoever else said the same
     named = captured.called(passage.response_id) if shown else frozenset()
     if not named:
         return shown
@@ -157,6 +185,33 @@ def read_passage(
         detail = f"the response {passage.response_id} shows what its call did not say"
         raise SelectionRefusedError(SelectionFault.ANSWER_NOT_CAPTURED, detail, named)
     return shown
+
+
+def _read_again(captured: CapturedAnswers, passage: Passage, among: _Calls | None) -> list[Shown]:
+    """Give the answer that a snapshot names by its id when it shows nothing new.
+
+    It may be another that says the same as the one before it.
+    """
+    named = captured.called(passage.response_id)
+    if not named:
+        return []
+    shown = read_passage(captured, replace(passage, runs=passage.again), among)
+    return [one for one in shown[-1:] if one.candidates <= named]
+
+
+def _cut_or_lost(
+    captured: CapturedAnswers,
+    run: Sequence[ShownItem],
+    among: _Calls | None,
+    behind: Sequence[ShownItem],
+) -> list[Shown]:
+    """Cut a run as `_cut` does, or take it for the answer of a lost call if nobody else said it."""
+    try:
+        return _cut(captured, run, among, behind)
+    except SelectionRefusedError as error:
+        if error.fault is not SelectionFault.ANSWER_NOT_CAPTURED or error.call_ids:
+            raise
+        return [_LOST]
 
 
 def _cut(

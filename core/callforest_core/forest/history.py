@@ -9,7 +9,7 @@ read is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
@@ -42,10 +42,13 @@ class Passage:
         runs: items that follow each other without an observation between; each run is one answer
             or several.
         response_id: the id of the response as a whole, or "".
+        again: of a snapshot that shows nothing new, what it shows again; only its id can tell
+            whether that is another answer that says the same.
     """
 
     runs: tuple[tuple[ShownItem, ...], ...]
     response_id: str = ""
+    again: tuple[tuple[ShownItem, ...], ...] = field(default=(), compare=False)
 
     @property
     def items(self) -> list[ShownItem]:
@@ -151,7 +154,10 @@ def _snapshots(name: str, transitions: Sequence[object]) -> Account:
     for transition in transitions:
         for items, response_id in _snapshot(transition):
             known = len(before) if items[: len(before)] == before else 0
-            passages.append(_passage(items[known:], response_id))
+            passage = _passage(items[known:], response_id)
+            if not passage.runs:
+                passage = replace(passage, again=_passage(items, "").runs)
+            passages.append(passage)
             before = items
     return Account(name, tuple(passages), repeats=True)
 

@@ -1,7 +1,8 @@
 """The digest that fixes a receipt: what a rollout contributes and why.
 
 It hashes a written layout (docs/protocol.md, "Receipts"), never serialized protobuf. Receipts of
-chain mode have layout 1, those of forest mode layout 2.
+chain mode have layout 1, those of forest mode layout 2; layout 3 is of a receipt whose verified
+paths train although its attempt was not captured whole, so that this cannot be taken from it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from callforest.capture.v1 import attempt_pb2, receipt_pb2
 
 _CHAIN_DOMAIN: Final = b"callforest-receipt-v1"
 _FOREST_DOMAIN: Final = b"callforest-receipt-v2"
+_SALVAGED_DOMAIN: Final = b"callforest-receipt-v3"
 
 
 def is_forest(receipt: receipt_pb2.Receipt) -> bool:
@@ -24,7 +26,7 @@ def is_forest(receipt: receipt_pb2.Receipt) -> bool:
 def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
     """Give the SHA-256 of a receipt's written layout, 32 bytes."""
     forest = is_forest(receipt)
-    hashed = hashlib.sha256(_FOREST_DOMAIN if forest else _CHAIN_DOMAIN)
+    hashed = hashlib.sha256(_domain(receipt))
     hashed.update(_text(receipt.group_id))
     hashed.update(_text(receipt.rollout_id))
     hashed.update(struct.pack(">Q", receipt.slot))
@@ -48,7 +50,7 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
 
 
 def _forest_fields(receipt: receipt_pb2.Receipt) -> bytes:
-    """Encode what layout 2 has between the truncation and the calls."""
+    """Encode what layouts 2 and 3 have between the truncation and the calls."""
     parts = [
         struct.pack(">B", receipt.mode),
         _text(receipt.selection_policy),
@@ -62,7 +64,15 @@ def _forest_fields(receipt: receipt_pb2.Receipt) -> bytes:
         struct.pack(">Q", len(receipt.selected_call_ids)),
         *(_text(call_id) for call_id in receipt.selected_call_ids),
     ]
+    if receipt.salvaged_from:
+        parts.append(_text(receipt.salvaged_from))
     return b"".join(parts)
+
+
+def _domain(receipt: receipt_pb2.Receipt) -> bytes:
+    if not is_forest(receipt):
+        return _CHAIN_DOMAIN
+    return _SALVAGED_DOMAIN if receipt.salvaged_from else _FOREST_DOMAIN
 
 
 def _optional(text: str, *, present: bool) -> bytes:

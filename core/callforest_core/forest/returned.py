@@ -24,13 +24,21 @@ class Returned:
     last_call_id: str | None
 
 
-def returned_calls(records: Sequence[CallRecord], history: ReturnedHistory) -> Returned:
+def returned_calls(
+    records: Sequence[CallRecord], history: ReturnedHistory, lost: frozenset[str] = frozenset()
+) -> Returned:
     """Say which calls a history shows.
+
+    Args:
+        records: of the attempt.
+        history: what its harness returned.
+        lost: calls that have no record, whose answers may be shown all the same; empty unless
+            what is verified of an incomplete attempt is to train (FIN-8).
 
     Raises:
         SelectionRefusedError: its evidence is missing, contradictory, duplicated or ambiguous.
     """
-    captured = CapturedAnswers(records)
+    captured = CapturedAnswers(records, lost)
     references = None if history.references is None else _referred(captured, history.references)
     told = [_told(captured, account, references) for account in history.accounts]
     if any(other != told[0] for other in told):
@@ -46,6 +54,8 @@ def returned_calls(records: Sequence[CallRecord], history: ReturnedHistory) -> R
 def _referred(captured: CapturedAnswers, references: Sequence[Reference]) -> tuple[str, ...]:
     call_ids: list[str] = []
     for reference in references:
+        if captured.names_lost(reference):
+            continue
         named = captured.referred(reference)
         if len(named) != 1:
             detail = f"{'/'.join(reference.names)} names {len(named)} calls of the attempt"
@@ -62,9 +72,9 @@ def _told(
 ) -> tuple[str, ...]:
     """Say which calls one account shows, with the references as a second witness."""
     if references is None:
-        return _resolve(captured, read_account(captured, account, None), account)
+        return _resolve(captured, _captured(captured, account, None), account)
     try:
-        shown = read_account(captured, account, frozenset(references))
+        shown = _captured(captured, account, frozenset(references))
     except SelectionRefusedError:
         read_account(captured, account, None)  # what is wrong with the account alone is said first
         raise _contradiction(f"{account.name} shows answers that no reference names") from None
@@ -77,6 +87,18 @@ def _told(
     if at != len(references):
         raise _contradiction(f"{account.name} does not show every referenced call")
     return references
+
+
+def _captured(
+    captured: CapturedAnswers, account: Account, among: frozenset[str] | None
+) -> list[Shown]:
+    """Give the answers of an account without those of lost calls, of which there are not more."""
+    shown = read_account(captured, account, among)
+    known = [one for one in shown if one.candidates]
+    if len(shown) - len(known) > len(captured.lost):
+        detail = "more answers are shown that no call gave than calls were lost"
+        raise SelectionRefusedError(SelectionFault.ANSWER_NOT_CAPTURED, detail)
+    return known
 
 
 def _resolve(
@@ -171,6 +193,9 @@ def _last(
     response = history.response
     if response is None or not response.runs:
         return None
+    if captured.lost and not read_passage(captured, response, None)[-1].candidates:
+        detail = "the scored answer is that of a lost call"
+        raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
     if any(response in account.passages for account in history.accounts):
         return call_ids[-1]
     try:

@@ -48,7 +48,10 @@ def readable_response(response: object) -> Passage | None:
 
 
 def scored_call(
-    records: Sequence[CallRecord], witnesses: Witnesses, among: Collection[str]
+    records: Sequence[CallRecord],
+    witnesses: Witnesses,
+    among: Collection[str],
+    lost: frozenset[str] = frozenset(),
 ) -> ScoredCall:
     """Give the call that every witness names.
 
@@ -57,12 +60,13 @@ def scored_call(
         witnesses: the witnesses.
         among: the selected calls; they decide between calls that said the same. Empty when the
             selection is not known yet.
+        lost: calls that have no record; a response that carries an id of one is not another's.
 
     Raises:
         SelectionRefusedError: no witness names a call (`terminal_missing`), or they name several
             or contradict each other (`terminal_ambiguous`).
     """
-    captured = CapturedAnswers(records)
+    captured = CapturedAnswers(records, lost)
     named = _heard(captured, witnesses)
     if not named:
         detail = "no witness names the scored call"
@@ -96,6 +100,7 @@ def _heard(captured: CapturedAnswers, witnesses: Witnesses) -> dict[str, frozens
             raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
         named["declared"] = declared
     if witnesses.response is not None:
+        _require_recorded(captured, witnesses.response)
         if said := captured.called(witnesses.response.response_id):
             named["response_id"] = said
         if said := _content(captured, witnesses.response):
@@ -103,6 +108,15 @@ def _heard(captured: CapturedAnswers, witnesses: Witnesses) -> dict[str, frozens
     if witnesses.last_call_id is not None:
         named["content"] = frozenset({witnesses.last_call_id})
     return named
+
+
+def _require_recorded(captured: CapturedAnswers, response: Passage) -> None:
+    ends = response.runs[-1][-1:] if response.runs else ()
+    ids = [response.response_id, *(native_id for item in ends for native_id in item.native_ids)]
+    if captured.is_lost(ids):
+        raise SelectionRefusedError(
+            SelectionFault.TERMINAL_MISSING, "the scored answer is that of a lost call"
+        )
 
 
 def _content(captured: CapturedAnswers, response: Passage) -> frozenset[str]:

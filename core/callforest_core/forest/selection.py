@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -76,6 +76,7 @@ class CallReason(StrEnum):
     NOT_RETURNED = "not_returned"
     LEAF_NOT_COMPLETED = "leaf_not_completed"
     NOT_CHOSEN = "not_chosen"
+    CAPTURE_FAILED = "capture_failed"
     MASKED = "masked"
 
 
@@ -89,18 +90,25 @@ class Selection:
         policy: what chose them: `returned_history`, `all_captured`, `explicit` or the name of a
             custom policy.
         left_out: why the other calls do not train.
+        failed: calls that were chosen and are none of them, since they or what they continue
+            failed; empty unless what is verified of an incomplete attempt trains (FIN-8).
     """
 
     call_ids: tuple[str, ...]
     terminal_call_id: str
     policy: str
     left_out: CallReason
+    failed: frozenset[str] = frozenset()
 
     def reasons_of(self, call_ids: Iterable[str], *, masked: bool) -> list[CallReason]:
         """Say of each call of the attempt why it trains or does not."""
         chosen = frozenset(self.call_ids)
         inside = CallReason.MASKED if masked else CallReason.SELECTED
-        return [inside if call_id in chosen else self.left_out for call_id in call_ids]
+        outside = dict.fromkeys(self.failed, CallReason.CAPTURE_FAILED)
+        return [
+            inside if call_id in chosen else outside.get(call_id, self.left_out)
+            for call_id in call_ids
+        ]
 
 
 def in_intent_order(records: Iterable[CallRecord]) -> list[CallRecord]:
@@ -239,6 +247,26 @@ def open_call(records: Mapping[str, CallRecord], call_ids: Sequence[str]) -> str
     chosen = set(call_ids)
     return next(
         (one for one in call_ids if (records[one].parent_call_id or one) not in chosen), None
+    )
+
+
+def without_failed(
+    records: Mapping[str, CallRecord], selection: Selection, failed: Collection[str]
+) -> Selection | None:
+    """Leave out of a selection what failed and all that continues it (FIN-8).
+
+    Returns:
+        None when the scored call is left out, which leaves nothing to train.
+    """
+    tainted = set(failed)
+    for record in sorted(records.values(), key=lambda one: one.prev_len):  # parents first
+        if record.parent_call_id in tainted:
+            tainted.add(record.call_id)
+    if selection.terminal_call_id in tainted:
+        return None
+    kept = tuple(call_id for call_id in selection.call_ids if call_id not in tainted)
+    return replace(
+        selection, call_ids=kept, failed=frozenset(selection.call_ids) & frozenset(tainted)
     )
 
 

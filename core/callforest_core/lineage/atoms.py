@@ -10,7 +10,7 @@ Items are parsed JSON objects. What no dialect allows is unreadable: unlike in c
 is guessed, because an unreadable history only costs a fresh root.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import NamedTuple
@@ -41,8 +41,10 @@ class Spelling(IntEnum):
     EMPTY = 3
 
 
+_RESPONSES_TYPES = ("function_call", "function_call_output", "reasoning")
 _UNCOUNTED = frozenset({"type", "id", "status", "cache_control"})
 _TEXT_TYPES = frozenset({"", "text", "input_text", "output_text"})
+_TEXT_KEYS = frozenset({"type", "text", "cache_control"})
 _TOOL_TYPES = frozenset({"tool_use", "tool_result"})
 _THINKING_FIELDS = {"thinking": "thinking", "redacted_thinking": "data"}
 _THINKING_TYPES = frozenset(_THINKING_FIELDS)
@@ -132,7 +134,10 @@ def is_user_message(atom: bytes) -> bool:
 
 
 def _read(item: Item) -> ItemAtoms:
-    kind = item.get("type")
+    kind, role = item.get("type"), item.get("role")
+    if role is not None and kind in _RESPONSES_TYPES:
+        # Chat shows the model its content, Responses what its type says.
+        raise UnreadableItemError("an item with both a role and a type that has none")
     if kind == "function_call":
         return ItemAtoms([_function_call(item)], Spelling.ABSENT)
     if kind == "function_call_output":
@@ -142,7 +147,6 @@ def _read(item: Item) -> ItemAtoms:
     if kind == "reasoning":
         shown = _joined(item.get("content")) or _joined(item.get("summary"))
         return ItemAtoms(_reasoning(shown or item.get("encrypted_content")), Spelling.ABSENT)
-    role = item.get("role")
     if not isinstance(role, str) or not role:
         raise UnreadableItemError("an item without a role")
     if role == "assistant":
@@ -165,7 +169,7 @@ def _message(item: Item, role: str) -> list[bytes]:
         )
         for block in _blocks(content, {"tool_result"})
     ]
-    fields = _flat(_parts(content))
+    fields = _shown_fields(content)
     rest = _rest(item, {"role", "content"})
     if fields or rest or not results:
         results.append(_atom(AtomKind.MESSAGE, role, *fields, rest))
@@ -254,14 +258,32 @@ def _result(call_id: object, content: object, rest: str) -> bytes:
         fields = ["", _written(content)]
     else:
         try:
-            fields = _flat(_parts(content))
+            fields = _shown_fields(content)
         except UnreadableItemError:
             fields = ["", _written(content)]
     return _atom(AtomKind.RESULT, _text(call_id), *fields, rest)
 
 
-def _parts(content: object) -> list[tuple[str, str]]:
-    """Return type and payload of each part of a content; tools' blocks are none."""
+def _shown_fields(content: object) -> list[str]:
+    """Return type and payload of each part of what the model is shown, as a template may see it.
+
+    A text with other keys counts as the block that it is. An empty one counts among others, since
+    templates put separators between parts.
+    """
+    parts = _parts(content, _as_shown)
+    shown = parts if len(parts) > 1 else [part for part in parts if part[1]]
+    return [field for part in shown for field in part]
+
+
+def _parts(
+    content: object, read: Callable[[Item, str], tuple[str, str]] | None = None
+) -> list[tuple[str, str]]:
+    """Return type and payload of each part of a content; tools' blocks are none.
+
+    Args:
+        content: as received.
+        read: reads a block of text, given that; None to take what is not empty as its text.
+    """
     if isinstance(content, str):
         return [("text", content)] if content else []
     if content is None:
@@ -278,7 +300,9 @@ def _parts(content: object) -> list[tuple[str, str]]:
             continue
         text = block.get("text")
         if kind in _TEXT_TYPES and isinstance(text, str):
-            if text:
+            if read is not None:
+                parts.append(read(block, text))
+            elif text:
                 parts.append(("text", text))
             continue
         if not kind:
@@ -287,8 +311,9 @@ def _parts(content: object) -> list[tuple[str, str]]:
     return parts
 
 
-def _flat(parts: list[tuple[str, str]]) -> list[str]:
-    return [field for part in parts for field in part]
+def _as_shown(block: Item, text: str) -> tuple[str, str]:
+    more = any(name not in _TEXT_KEYS and value not in _NOTHING for name, value in block.items())
+    return ("block", _written(block)) if more else ("text", text)
 
 
 def _blocks(content: object, kinds: AbstractSet[str]) -> list[Item]:

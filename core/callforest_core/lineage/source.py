@@ -343,7 +343,7 @@ def effective_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options that decide how items become tokens, each with its default.
 
     Null, an empty list and an empty object are as absent. `instructions` are an atom;
-    `tool_choice` and `parallel_tool_calls` reach no template.
+    `tool_choice`, `parallel_tool_calls` and `response_format` reach no template that is served.
     """
     effective: dict[str, object] = {}
     for name, default in _SOURCE_OPTIONS.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 RETURNED_HISTORY: Final = "returned_history"
 ALL_CAPTURED: Final = "all_captured"
@@ -24,12 +24,15 @@ class TokenCapture:
         selection_policy: `returned_history`, `all_captured`, or `package.module:function`.
         min_valid_fraction_per_group: a group with a smaller part of verified rollouts is dropped
             and another asked for; None keeps every group that has a valid row.
+        incomplete_capture: `mask` a rollout with pending or failed calls, or
+            `train_verified_paths` of it; the latter is biased (docs/protocol.md, "Salvage").
     """
 
     enabled: bool = True
     forest_training: bool = False
     selection_policy: str = RETURNED_HISTORY
     min_valid_fraction_per_group: float | None = None
+    incomplete_capture: Literal["mask", "train_verified_paths"] = "mask"
 
     def __post_init__(self) -> None:
         """Refuse what the design forbids.
@@ -55,3 +58,5 @@ class TokenCapture:
             raise ValueError(f"min_valid_fraction_per_group must be above 0 and at most 1: {least}")
         if least is not None and not self.forest_training:
             raise ValueError("min_valid_fraction_per_group needs forest_training: true")
+        if self.incomplete_capture != "mask" and not self.forest_training:
+            raise ValueError("incomplete_capture: train_verified_paths needs forest_training: true")

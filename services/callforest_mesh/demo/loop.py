@@ -23,6 +23,7 @@ from callforest_client.trainer import TrainerClient
 from callforest_mesh.demo.harness import CountingHarness, Harness, Played
 
 _LOG = logging.getLogger("callforest")
+_NO_RESPONSE = "harness-failed"
 _BROKEN = (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError)
 """What keeps a harness from its result without saying anything of the rollout."""
 
@@ -130,6 +131,11 @@ class DemoLoop:
             DemoFailedError: training stopped, or a step did not come in time.
             RunStoppedError: more was lost than the budget allows.
         """
+        async with self._openai:
+            async for report in self._run():
+                yield report
+
+    async def _run(self) -> AsyncIterator[StepReport]:
         watch = self._trainer.watch_metrics()
         for step in range(1, self._options.steps + 1):
             self._played.clear()
@@ -162,7 +168,10 @@ class DemoLoop:
             raise RolloutLostError(f"{type(error).__name__}: {error}") from error
         except openai.OpenAIError as error:
             _LOG.warning("rollout %s: the harness failed: %s", rollout.capture_key, error)
-            return Outcome(reward=0.0, environment_masked=True, mask_refused_selection=True)
+            # A declared id that names no call masks in both modes; nothing is guessed.
+            return Outcome(
+                reward=0.0, declared_response_id=_NO_RESPONSE, mask_refused_selection=True
+            )
         self._played[rollout.rollout_id] = played
         return Outcome(
             reward=played.reward,

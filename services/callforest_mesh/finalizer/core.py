@@ -25,6 +25,9 @@ from callforest_core.refusal import Refusal
 
 ENVIRONMENT_MASKED = "environment_masked"
 """The mask reason of a verified rollout that its environment keeps from training."""
+PENDING_CALL = "pending_call"
+CAPTURE_POISONED = "capture_poisoned"
+"""The mask reasons of an attempt that was not captured whole."""
 _LENGTH = "length"
 _NOTHING_SHA256 = hashlib.sha256(b"").digest()
 
@@ -112,10 +115,10 @@ def mask_before_tokens(evidence: Evidence) -> Mask | None:
     if attempt is None:
         return Mask("attempt_not_captured", "no attempt was opened")
     if attempt.pending_call_ids:
-        return Mask("pending_call", ", ".join(attempt.pending_call_ids[:8]))
+        return Mask(PENDING_CALL, ", ".join(attempt.pending_call_ids[:8]))
     if evidence.failures:
         first = evidence.failures[0]
-        return Mask("capture_poisoned", f"{first.call_id}: {first.reason} {first.detail}".strip())
+        return Mask(CAPTURE_POISONED, f"{first.call_id}: {first.reason} {first.detail}".strip())
     if not evidence.records:
         return Mask("attempt_not_captured", "the attempt made no call")
     return None

@@ -37,9 +37,16 @@ from callforest_core.forest.selection import (
     checked_choice,
     incomplete_call,
     open_call,
+    without_failed,
 )
 from callforest_core.refusal import Refusal
-from callforest_mesh.finalizer.core import Evidence, Mask, opened_receipt
+from callforest_mesh.finalizer.core import (
+    CAPTURE_POISONED,
+    PENDING_CALL,
+    Evidence,
+    Mask,
+    opened_receipt,
+)
 from callforest_mesh.finalizer.policies import Policy
 
 SELECTION_NOT_CLOSED: Final = "selection_not_closed"
@@ -47,6 +54,7 @@ SELECTION_REFUSED: Final = "selection_refused"
 """The mask reason of a rollout whose owner would rather lose it than repair its evidence."""
 _WITHOUT_COORDINATES: Final = "request_finished_without_staged_coordinates"
 _NAMED_MOST: Final = 8
+_DETAIL_MOST: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ def mask_before_selection(evidence: Evidence) -> Mask | None:
     if attempt is None:
         return Mask("attempt_not_captured", "no attempt was opened")
     if attempt.pending_call_ids:
-        return Mask("pending_call", ", ".join(attempt.pending_call_ids[:_NAMED_MOST]))
+        return Mask(PENDING_CALL, ", ".join(attempt.pending_call_ids[:_NAMED_MOST]))
     recorded = {record.call_id for record in evidence.records}
     for failure in evidence.failures:
         if failure.reason != _WITHOUT_COORDINATES or failure.call_id not in recorded:
@@ -78,10 +86,50 @@ def mask_before_selection(evidence: Evidence) -> Mask | None:
     return None
 
 
+def lost_calls(evidence: Evidence) -> frozenset[str]:
+    """Name the calls of an attempt that have no record, and may have been answered all the same."""
+    pending = [] if evidence.attempt is None else evidence.attempt.pending_call_ids
+    failed = [failure.call_id for failure in evidence.failures]
+    return frozenset([*failed, *pending]) - {record.call_id for record in evidence.records}
+
+
+def salvage(
+    request: pb.FinalizeRolloutRequest, evidence: Evidence, policy: Policy
+) -> Choice | Mask:
+    """Select what is verified of an incomplete attempt (FIN-8).
+
+    What the policy selects stays but for calls that failed and all that continues them; the scored
+    call must be among what stays.
+
+    Returns:
+        What trains, or what keeps it from training: evidence that cannot be taken is no error
+        here, since the rollout is masked anyway.
+    """
+    try:
+        choice = choose(request, evidence.records, policy, lost_calls(evidence))
+        records = {record.call_id: record for record in evidence.records}
+        failed = {failure.call_id for failure in evidence.failures}
+        kept = without_failed(records, choice.selection, failed)
+        if kept is None:
+            return Mask(CAPTURE_POISONED, f"the scored call {choice.scored.call_id} failed")
+        return mask_of_selection(evidence, kept) or Choice(kept, choice.scored)
+    except SelectionRefusedError as error:
+        return mask_of_refusal(error)
+
+
 def choose(
-    request: pb.FinalizeRolloutRequest, records: Sequence[CallRecord], policy: Policy
+    request: pb.FinalizeRolloutRequest,
+    records: Sequence[CallRecord],
+    policy: Policy,
+    lost: frozenset[str] = frozenset(),
 ) -> Choice:
     """Select the calls that train, and the scored one.
+
+    Args:
+        request: what was asked.
+        records: of the attempt.
+        policy: what selects when the request does not.
+        lost: calls without a record that may be named or shown all the same; they are left out.
 
     Raises:
         SelectionRefusedError: the evidence cannot be taken.
@@ -89,14 +137,15 @@ def choose(
     if request.HasField("selection"):
         asked = request.selection
         known = [record.call_id for record in records]
-        call_ids = checked_choice(known, list(asked.call_ids))
+        named = checked_choice([*known, *lost], list(asked.call_ids))
+        call_ids = tuple(call_id for call_id in named if call_id not in lost)
         scored = ScoredCall(asked.terminal_call_id, EXPLICIT, "")
         choice = _choice(call_ids, scored, EXPLICIT, CallReason.NOT_CHOSEN)
         _check_declared(request, records, scored)
     elif policy.name == RETURNED_HISTORY:
-        choice = _returned(request, records)
+        choice = _returned(request, records, lost)
     elif policy.name == ALL_CAPTURED:
-        scored = scored_call(records, _witnesses(request, _given(request)), ())
+        scored = scored_call(records, _witnesses(request, _given(request)), (), lost)
         call_ids = all_captured(records, scored.call_id)
         choice = _choice(call_ids, scored, ALL_CAPTURED, CallReason.LEAF_NOT_COMPLETED)
     else:
@@ -165,6 +214,7 @@ def make_receipt(
     choice: Choice | None,
     forest: Forest | None,
     mask: Mask | None,
+    salvaged: Mask | None = None,
 ) -> receipt_pb2.Receipt:
     """Write the receipt of a rollout.
 
@@ -174,9 +224,13 @@ def make_receipt(
         choice: None when it was masked before anything was selected.
         forest: None when nothing was verified. What was verified counts, masked or not (FIN-9).
         mask: why it must not train, or None.
+        salvaged: why it would not, if its verified paths did not train all the same.
     """
     receipt = opened_receipt(request, evidence, mask)
     receipt.mode = attempt_pb2.CAPTURE_MODE_FOREST
+    if salvaged is not None:
+        receipt.salvaged_from = salvaged.reason
+        receipt.mask_detail = salvaged.detail[:_DETAIL_MOST]
     selected: tuple[str, ...] = ()
     if choice is not None:
         selected = choice.selection.call_ids
@@ -225,12 +279,14 @@ def refusal(rollout_id: str, error: SelectionRefusedError) -> Refusal:
     )
 
 
-def _returned(request: pb.FinalizeRolloutRequest, records: Sequence[CallRecord]) -> Choice:
+def _returned(
+    request: pb.FinalizeRolloutRequest, records: Sequence[CallRecord], lost: frozenset[str]
+) -> Choice:
     result = _result(request)
     history = read_history(result)
-    returned = returned_calls(records, history)
+    returned = returned_calls(records, history, lost)
     witnesses = _witnesses(request, result, history.response, returned.last_call_id)
-    scored = scored_call(records, witnesses, returned.call_ids)
+    scored = scored_call(records, witnesses, returned.call_ids, lost)
     return _choice(returned.call_ids, scored, RETURNED_HISTORY, CallReason.NOT_RETURNED)
 
 
@@ -314,4 +370,4 @@ def _reasons(evidence: Evidence, choice: Choice | None, *, masked: bool) -> list
 
 def _poisoned(failure: attempt_pb2.CallFailure) -> Mask:
     named = f"{failure.call_id}: {failure.reason} {failure.detail}"
-    return Mask("capture_poisoned", named.strip())
+    return Mask(CAPTURE_POISONED, named.strip())

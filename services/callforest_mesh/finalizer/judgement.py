@@ -57,6 +57,7 @@ class Judge:
         staging: where tokens are.
         policy: what selects in forest mode when a request does not.
         telemetry: what is said of the judgements.
+        salvages: verified paths of an incomplete attempt of forest mode train (FIN-8).
     """
 
     def __init__(
@@ -65,7 +66,10 @@ class Judge:
         staging: StagingClient,
         policy: Policy,
         telemetry: ServiceTelemetry = SILENT,
+        *,
+        salvages: bool = False,
     ) -> None:
+        self._salvages = salvages
         self._ledger = ledger
         self._staging = staging
         self._policy = policy
@@ -155,12 +159,16 @@ class Judge:
         What the environment masks needs no evidence: what can be selected and verified of it all
         the same is counted (FIN-9).
         """
-        mask = forest.mask_before_selection(evidence)
         choice: forest.Choice | None = None
-        grown: Forest | None = None
-        path_bytes = 0
+        salvaged: core.Mask | None = None
+        mask = forest.mask_before_selection(evidence)
         if mask is None:
             choice, mask = await self._chosen(request, evidence)
+        if mask is not None and self._may_salvage(request, mask):
+            salvaged = mask
+            choice, mask = await self._salvaged(request, evidence, mask)
+        grown: Forest | None = None
+        path_bytes = 0
         if mask is None and choice is not None:
             chosen = choice
             verified, sizes = await self._verified(
@@ -176,10 +184,25 @@ class Judge:
                 path_bytes = sum(sizes[call_id] for call_id in chosen.selection.call_ids)
         if mask is not None and forest.mask_before_selection(evidence) is None:
             mask = _environment_mask(request, besides=mask) or mask
-        receipt = forest.make_receipt(request, evidence, choice, grown, mask)
+        salvaged = salvaged if mask is None else None
+        receipt = forest.make_receipt(request, evidence, choice, grown, mask, salvaged)
         if grown is None or mask is not None:
             return Judged(receipt, (), 0)
         return Judged(receipt, tuple(row.line.call_ids for row in grown.rows), path_bytes)
+
+    def _may_salvage(self, request: pb.FinalizeRolloutRequest, mask: core.Mask) -> bool:
+        incomplete = mask.reason in (core.PENDING_CALL, core.CAPTURE_POISONED)
+        return self._salvages and incomplete and not request.environment_masked
+
+    async def _salvaged(
+        self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence, mask: core.Mask
+    ) -> tuple[forest.Choice | None, core.Mask | None]:
+        """Select what is verified of an incomplete attempt, or keep the mask, with why."""
+        found = await asyncio.to_thread(forest.salvage, request, evidence, self._policy)
+        if isinstance(found, forest.Choice):
+            return found, None
+        told = f"{mask.detail}; not salvaged, {found.reason}: {found.detail}"
+        return None, core.Mask(mask.reason, told)
 
     async def _chosen(
         self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence

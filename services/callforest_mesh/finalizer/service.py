@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Final, Literal, cast
 
 import grpc.aio
 
@@ -27,6 +27,7 @@ from callforest_mesh.finalizer.policies import resolve_policy
 from callforest_mesh.finalizer.servicer import FinalizerServicer
 from callforest_mesh.finalizer.store import DATABASES, RowLog
 
+TRAIN_VERIFIED_PATHS: Final = "train_verified_paths"
 _FULL_NAME = "callforest.finalizer.v1.FinalizerService"
 
 
@@ -41,6 +42,8 @@ class FinalizerOptions:
             `all_captured`, or `package.module:function` (SEL-4).
         min_valid_fraction_per_group: a group with a smaller part of verified rollouts is dropped,
             and another wanted; None keeps every group that has a valid row (FIN-5).
+        incomplete_capture: `mask` an attempt with pending or failed calls, or, in forest mode,
+            `train_verified_paths` of it (FIN-8).
         map_size_bytes: the most that the store's file grows to.
         quota_bytes: used bytes from which new receipts and groups are refused.
         disk_reserve_bytes: free bytes of the file system below which new receipts and groups
@@ -53,6 +56,7 @@ class FinalizerOptions:
     row_multiple: int = 1
     selection_policy: str = RETURNED_HISTORY
     min_valid_fraction_per_group: float | None = None
+    incomplete_capture: Literal["mask", "train_verified_paths"] = "mask"
     map_size_bytes: int = 4 << 30
     quota_bytes: int = 3 << 30
     disk_reserve_bytes: int = DISK_RESERVE_BYTES
@@ -103,7 +107,13 @@ class FinalizerService:
         self._cleanup = Cleanup(self._row_log, staging)
         self._servicer = FinalizerServicer(
             self._row_log,
-            Judge(ledger, staging, resolve_policy(options.selection_policy), telemetry),
+            Judge(
+                ledger,
+                staging,
+                resolve_policy(options.selection_policy),
+                telemetry,
+                salvages=options.incomplete_capture == TRAIN_VERIFIED_PATHS,
+            ),
             staging,
             Subscriptions(self._row_log, staging, self._cleanup, drain),
             row_multiple=options.row_multiple,

@@ -150,6 +150,13 @@ class Finalized:
                 "Rollouts that their environment keeps from training.",
             )
         )
+        self._salvaged = metrics.counter(
+            Description(
+                "callforest.finalizer.salvaged_rollouts",
+                "{rollout}",
+                "Rollouts whose verified paths train although their capture is incomplete.",
+            )
+        )
         self._lengths = {
             field: metrics.histogram(
                 Description(f"callforest.finalizer.{name}", "{token}", text),
@@ -165,6 +172,8 @@ class Finalized:
         self._rollouts.add(1, reason)
         if reason == SELECTION_NOT_CLOSED:
             self._not_closed.add(1)
+        if receipt.salvaged_from:
+            self._salvaged.add(1)
         if receipt.environment_masked:
             self._environment.add(1)
         for field, histogram in self._lengths.items():

@@ -95,16 +95,16 @@ class Conversion:
 def read_request(
     body: bytes,
     dialect: Dialect = Dialect.CHAT,
-    memory: ChainMemory | None = None,
     body_digest: bytes | None = None,
+    memory: ChainMemory | None = None,
 ) -> NormalisedRequest:
     """Parse and judge a request of chain mode.
 
     Args:
         body: as received.
         dialect: the API in which it is asked.
+        body_digest: tells it from another request, if that is known already.
         memory: the attempt's last conversation, which this one may continue.
-        body_digest: tells it from another, if that is known already.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.

@@ -20,7 +20,6 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.gateway.calls import Calls
-from callforest_mesh.gateway.chain_reading import ChainReader
 from callforest_mesh.gateway.conversations import Conversations
 from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
@@ -28,7 +27,7 @@ from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
 from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
-from callforest_mesh.gateway.reading import RequestReader
+from callforest_mesh.gateway.reading import ChainReader, RequestReader
 from callforest_mesh.gateway.servicer import GatewayServicer
 from callforest_mesh.gateway.work import Work
 

@@ -193,6 +193,19 @@ def test_every_field_of_forest_mode_changes_it(change: dict[str, object]) -> Non
     assert receipt_digest(changed) != receipt_digest(FOREST)
 
 
+@pytest.mark.requirement("SEC-3", "FIN-8")
+def test_a_salvaged_receipt_has_a_layout_of_its_own() -> None:
+    salvaged = receipt_pb2.Receipt()
+    salvaged.CopyFrom(FOREST)
+    salvaged.salvaged_from = "pending_call"
+    selected = b"\x00\x00\x00\x00\x00\x00\x00\x03c22\x00\x00\x00\x00\x00\x00\x00\x02c1"
+    assert FOREST_LAYOUT.count(selected) == 1
+    before, behind = FOREST_LAYOUT.replace(b"receipt-v2", b"receipt-v3").split(selected)
+    named = b"\x00\x00\x00\x00\x00\x00\x00\x0cpending_call"
+    layout = before + selected + named + behind
+    assert receipt_digest(salvaged) == hashlib.sha256(layout).digest()
+
+
 @pytest.mark.requirement("SEC-3")
 def test_selection_order_and_parents_are_covered_in_forest_mode_alone() -> None:
     swapped, orphaned, explained = (receipt_pb2.Receipt() for _ in range(3))

@@ -155,6 +155,32 @@ def test_equal_answers_of_one_line_that_are_all_shown_stand_in_its_order() -> No
     assert _refused({"output": transcript[:3]}, records).fault == "answer_ambiguous"
 
 
+@pytest.mark.requirement("SEL-2")
+def test_a_snapshot_with_an_id_of_its_own_is_another_answer_that_says_the_same() -> None:
+    """Equal answers of a line or of siblings: none is taken for a repetition of the one before."""
+    root = record("a", [said("up")])
+    words = {"a": "up", "b": "up", "c": "left"}
+    as_chat = {one: chat({"role": "assistant", "content": word}) for one, word in words.items()}
+    as_items: dict[str, Item] = {one: {"output": [said(word)]} for one, word in words.items()}
+    for parent in (root, None):
+        again = record("b", [said("up")], parent)
+        records = [root, again, record("c", [said("left")], again)]
+        for made in (as_chat, as_items):
+            told = [{"response": {**made[one], "id": f"chatcmpl-{one}"}} for one in words]
+            assert select({"transitions": told}, records).call_ids == ("a", "b", "c")
+            twice = [told[0], told[0], told[1], told[1], told[1]]
+            assert select({"transitions": twice}, records).call_ids == ("a", "b")
+    snapshot = {"output": [said("up"), asked(), said("left")], "id": "chatcmpl-d"}
+    line = [root, record("d", [said("left")], root)]
+    named_first = {**snapshot, "id": "chatcmpl-a"}
+    for shown in (named_first, snapshot):
+        result = {"transitions": [{"response": snapshot}, {"response": shown}]}
+        assert select(result, line).call_ids == ("a", "d")
+    other = {**snapshot, "id": "chatcmpl-x"}
+    result = {"transitions": [{"response": snapshot}, {"response": other}]}
+    assert _refused(result, [*line, record("x", [said("down")])]).fault == "answer_not_captured"
+
+
 def _refused(result: object, records: list[CallRecord] | None = None) -> SelectionRefusedError:
     with pytest.raises(SelectionRefusedError) as caught:
         select(result, records)

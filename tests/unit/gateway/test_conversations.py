@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from callforest.capture.v1 import attempt_pb2, call_record_pb2
 from callforest_core.lineage.fingerprint import ConversationScan
 from callforest_core.lineage.items import Dialect
-from callforest_mesh.gateway.chain_reading import ChainReader
 from callforest_mesh.gateway.conversations import Conversations, read_conversation
 from callforest_mesh.gateway.core import NormalisedRequest
 from callforest_mesh.gateway.evidence import ServedResponse
+from callforest_mesh.gateway.reading import ChainReader
 
 SERVED = ServedResponse(b"", "r", [{"role": "assistant", "content": "z"}], {})
 TEXTS = st.text(max_size=6)

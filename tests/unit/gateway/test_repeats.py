@@ -1,21 +1,12 @@
 """The same request is the same call, with the services behind the gateway played by hand."""
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from callforest.capture.v1 import capture_admission_pb2, staged_call_pb2
+from callforest.capture.v1 import capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
-from callforest_core.lineage.items import Dialect
-from callforest_mesh.gateway import core
-from callforest_mesh.gateway.asked import Identity, call_id_of, digest_body, identify
-from callforest_mesh.gateway.calls import Calls
-from callforest_mesh.gateway.evidence import Claim
-from callforest_mesh.gateway.life import Served
-from callforest_mesh.gateway.lives import WAITERS_MAX
-from callforest_mesh.gateway.refusals import HttpRefusal
+from callforest_mesh.gateway.asked import Identity
 from tests.unit.gateway.played_services import (
     COMPLETION,
     REQUEST,
@@ -29,122 +20,21 @@ from tests.unit.gateway.played_services import (
     refused,
     staged,
 )
-
-KEYED = Identity("c0")
-MARKED = Identity(is_marked=True)
-OTHER = core.read_request(b'{"messages":[{"role":"user","content":"other"}]}')
-PENDING = capture_admission_pb2.EARLIER_STATE_PENDING
-COMMITTED = capture_admission_pb2.EARLIER_STATE_COMMITTED
-FAILED = capture_admission_pb2.EARLIER_STATE_FAILED
-FIRST_S = 1_600_000_000
-
-
-def earlier(
-    state: capture_admission_pb2.EarlierState.ValueType,
-    call_id: str = "c0",
-    verdict: capture_admission_pb2.Verdict = ROOT,
-) -> capture_admission_pb2.Verdict:
-    repeated = capture_admission_pb2.Verdict()
-    repeated.CopyFrom(verdict)
-    repeated.earlier.call_id, repeated.earlier.state = call_id, state
-    repeated.earlier.admit_time.FromSeconds(FIRST_S)
-    return repeated
-
-
-def kept(call_id: str = "c0") -> staged_call_pb2.StagedCall:
-    """Make a staged call as it is fetched: without its columns."""
-    made = coords(call_id=call_id)
-    return staged_call_pb2.StagedCall(
-        capture_key="k",
-        call_id=call_id,
-        canonical=staged_call_pb2.CanonicalColumns(carry_token_count=4),
-        served_response=RESPONSE,
-        completion=COMPLETION,
-        **{
-            name: getattr(made, name)
-            for name in ("digest", "extras_digest", "chain_hash", "cumulative_hash")
-        },
-    )
-
-
-async def ask(played: Played, identity: Identity = KEYED, **options: object) -> Served:
-    calls = calls_of(played, **options)
-    try:
-        return await calls.serve("k", REQUEST, identity)
-    finally:
-        await calls.settle(5.0)
-
-
-async def refusal_of(asked: Awaitable[object]) -> HttpRefusal:
-    with pytest.raises(HttpRefusal) as caught:
-        await asked
-    return caught.value
-
-
-class Held:
-    """Something that a test holds until it lets it go."""
-
-    def __init__(self) -> None:
-        self.begun, self.go = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self) -> None:
-        self.begun.set()
-        await self.go.wait()
-
-
-def began(calls: Calls, identity: Identity = KEYED) -> "asyncio.Future[Served]":
-    return asyncio.ensure_future(calls.serve("k", REQUEST, identity))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never held")
-
-
-async def hang_up(harness: "asyncio.Future[Served]") -> None:
-    harness.cancel()
-    await asyncio.wait({harness})
-
-
-@pytest.mark.requirement("CAP-13")
-def test_a_call_is_named_by_its_attempt_and_key_alone() -> None:
-    named = b"callforest-call-id-v1" + bytes(7) + b"\1k" + bytes(7) + b"\3key"
-    expected = "k" + hashlib.sha256(named).hexdigest()[:40]
-    assert call_id_of("k", "key") == expected == identify("k", ["key"], "1").call_id
-    assert len({call_id_of(*pair) for pair in (("k", "a"), ("ka", ""), ("j", "a"))}) == 3
-    assert not identify("k", ["key"], "1").is_marked
-    assert identify("k", ["!" * 255]).call_id
-    for keys in ([""], ["a b"], ["\x7f"], ["é"], ["a" * 256], ["a", "a"]):
-        with pytest.raises(HttpRefusal) as caught:
-            identify("k", keys)
-        assert (caught.value.status, caught.value.parameter) == (400, "Idempotency-Key")
-
-
-@pytest.mark.requirement("CAP-13")
-@pytest.mark.parametrize(
-    ("count", "marked"), [("1", True), ("02", True), ("0", False), ("", False), ("-1", False)]
+from tests.unit.gateway.repeated_calls import (
+    COMMITTED,
+    FAILED,
+    FIRST_S,
+    KEYED,
+    MARKED,
+    PENDING,
+    Held,
+    ask,
+    began,
+    earlier,
+    kept,
+    refusal_of,
+    until,
 )
-def test_what_its_client_counts_marks_a_repeat(count: str, marked: bool) -> None:
-    assert identify("k", [], count) == Identity(is_marked=marked)
-
-
-@pytest.mark.requirement("CAP-13")
-def test_the_body_digest_is_of_api_claim_and_body() -> None:
-    digests = {
-        digest_body(body, dialect, claim)
-        for body in (b"{}", b"{ }")
-        for dialect in Dialect
-        for claim in (
-            None,
-            Claim("a", history_is_whole=False),
-            Claim("a", history_is_whole=True),
-            Claim("b", history_is_whole=True),
-        )
-    }
-    assert len(digests) == 16
 
 
 @pytest.mark.requirement("CAP-13")
@@ -158,72 +48,6 @@ async def test_an_intent_says_by_what_its_call_is_known(identity: Identity) -> N
         assert (one.is_keyed, one.is_retry) == (identity is KEYED, identity is MARKED)
         assert (one.call_id, one.body_digest) == ("c0", REQUEST.body_digest)
     assert played.intents[0].WhichOneof("probe") == "chain"
-
-
-@pytest.mark.requirement("CAP-13")
-async def test_requests_of_one_key_wait_for_one_generation() -> None:
-    held = Held()
-    played = Played(generating=held)
-    calls = calls_of(played, calls_max=1)
-    first = began(calls)
-    await held.begun.wait()
-    others = [began(calls) for _ in range(WAITERS_MAX - 1)]
-    await asyncio.sleep(0)
-    too_many = await refusal_of(calls.serve("k", REQUEST, KEYED))
-    assert (too_many.status, too_many.code) == (429, "overloaded")
-    mismatch = await refusal_of(calls_of_other(calls))
-    assert (mismatch.status, mismatch.code) == (422, "call_mismatch")
-    held.go.set()
-    served = await asyncio.gather(first, *others)
-    assert {one.body for one in served} == {RESPONSE}
-    assert len(played.calls) == len(played.records) == 1
-    await calls.settle(5.0)
-
-
-def calls_of_other(calls: Calls) -> Awaitable[object]:
-    async def begin() -> Served:
-        waiting = Identity("c0")
-        return await calls.begin("k", OTHER, waiting).served()
-
-    return begin()
-
-
-@pytest.mark.requirement("CAP-13")
-async def test_a_waiter_that_leaves_takes_nothing_from_the_others() -> None:
-    held = Held()
-    played = Played(generating=held)
-    calls = calls_of(played, repeat_grace_s=0.0)
-    first = began(calls)
-    await held.begun.wait()
-    second = began(calls)
-    await asyncio.sleep(0)
-    await hang_up(first)
-    held.go.set()
-    assert (await second).body == RESPONSE
-    assert played.failures == []
-    await calls.settle(5.0)
-
-
-@pytest.mark.requirement("CAP-13", "LED-11")
-@pytest.mark.parametrize("comes_back", [True, False])
-async def test_a_call_is_left_to_a_repeat_when_its_last_waiter_left(comes_back: bool) -> None:
-    held = Held()
-    played = Played(generating=held)
-    calls = calls_of(played, repeat_grace_s=0.1 if not comes_back else 60.0)
-    first = began(calls)
-    await held.begun.wait()
-    await hang_up(first)
-    if comes_back:
-        again = began(calls)
-        await asyncio.sleep(0)
-        held.go.set()
-        assert (await again).body == RESPONSE
-        assert len(played.calls) == 1
-        assert played.failures == []
-        return
-    await until(lambda: bool(played.failures))
-    assert [one.detail for one in played.failures] == ["the harness went away"]
-    assert played.order[-2:] == ["fetch", "failure"]
 
 
 @pytest.mark.requirement("CAP-13")

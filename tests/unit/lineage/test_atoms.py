@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,7 @@ from callforest_core.lineage.atoms import (
     item_atoms,
     plain_atom,
 )
+from callforest_core.lineage.canonical_json import canonical_json
 from callforest_core.lineage.fingerprint import UnreadableItemError
 
 Sent = dict[str, object]
@@ -260,6 +263,30 @@ def test_a_refusal_is_a_text_of_its_own_type() -> None:
     assert read(answer(content="no")) != read(answer(content=[block]))
 
 
+SHOWN: list[Callable[[object], dict[str, object]]] = [
+    lambda content: {"role": "user", "content": content},
+    lambda content: {"role": "system", "content": content},
+    lambda content: {"role": "tool", "tool_call_id": "c", "content": content},
+    lambda content: {"type": "function_call_output", "call_id": "c", "output": content},
+]
+
+
+@pytest.mark.parametrize("item", SHOWN, ids=["user", "system", "tool", "output"])
+def test_a_part_counts_as_a_template_may_see_it(item: Callable[[object], object]) -> None:
+    """Renderers join parts with line feeds, empty ones too, and hand on what else a part holds."""
+    part = {"type": "text", "text": "a"}
+    empty = {"type": "text", "text": ""}
+    more = {**part, "priority": "high"}
+    shown = [read(item(content)) for content in ([part], [empty, part], [part, empty], [more])]
+    shown.append(read(item([{**part, "priority": "low"}])))
+    shown.append(read(item(canonical_json(more))))
+    assert all(one != other for one, other in combinations(shown, 2))
+    for same in ("a", ["a"], [{**part, "cache_control": {"type": "ephemeral"}, "note": None}]):
+        assert read(item(same)) == shown[0]
+    assert read(item([empty])) == read(item(""))
+    assert read(answer(content=[more, empty])) == read(answer(content="a"))
+
+
 @pytest.mark.parametrize(
     "item",
     [
@@ -286,6 +313,9 @@ def test_a_refusal_is_a_text_of_its_own_type() -> None:
         answer(tool_calls=[call(), {"id": 5, "function": {}}]),
         {"type": "reasoning", "content": [{"type": "x"}]},
         {"type": "reasoning", "content": 5},
+        {"role": "user", "type": "function_call", "name": "n", "content": "a"},
+        {"role": "user", "type": "function_call_output", "content": "a"},
+        {"role": "assistant", "type": "reasoning", "content": "a"},
     ],
 )
 def test_what_no_dialect_allows_is_unreadable(item: object) -> None:

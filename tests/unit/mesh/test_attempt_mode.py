@@ -10,7 +10,8 @@ import pytest
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.configuration_section import ConfigurationError
 from callforest_mesh.chassis.token_capture import TokenCapture
-from callforest_mesh.mesh_options import admission_options, finalizer_options
+from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.mesh_options import admission_options, finalizer_options, gateway_options
 
 
 @pytest.mark.requirement("CFG-1")
@@ -23,6 +24,11 @@ def test_the_mode_is_that_of_token_capture(tmp_path: Path, forest: bool) -> None
     with pytest.raises(ConfigurationError) as caught:
         admission_options(own)
     assert "token_capture.forest_training" in str(caught.value)
+    assert gateway_options(configuration).forest is forest
+    for key, place in (("forest", "token_capture.forest_training"), ("tenant", "tenant")):
+        own = dataclasses.replace(configuration, gateway={key: getattr(GatewayOptions(), key)})
+        with pytest.raises(ConfigurationError, match=rf"gateway\.{key}: is {place}"):
+            gateway_options(own)
 
 
 @pytest.mark.requirement("CFG-1", "SEL-4", "FIN-5")
@@ -34,7 +40,15 @@ def test_what_trains_is_that_of_token_capture(tmp_path: Path, policy: str) -> No
     configuration = MeshConfiguration(state_dir=tmp_path, token_capture=capture)
     options = finalizer_options(configuration)
     assert (options.selection_policy, options.min_valid_fraction_per_group) == (policy, 0.75)
-    for key, value in (("selection_policy", policy), ("min_valid_fraction_per_group", 0.75)):
+    assert options.incomplete_capture == "mask"
+    salvages = dataclasses.replace(capture, incomplete_capture="train_verified_paths")
+    chosen = dataclasses.replace(configuration, token_capture=salvages)
+    assert finalizer_options(chosen).incomplete_capture == "train_verified_paths"
+    for key, value in (
+        ("selection_policy", policy),
+        ("min_valid_fraction_per_group", 0.75),
+        ("incomplete_capture", "mask"),
+    ):
         own = dataclasses.replace(configuration, finalizer={key: value})
         with pytest.raises(ConfigurationError) as caught:
             finalizer_options(own)

@@ -78,12 +78,17 @@ def test_a_report_says_why_nothing_trains() -> None:
     assert "  first failure: worker_capture_failed/stage_timeout" in lines
     assert "  no call attributed: content: none" in lines
     assert not any("trains" in line for line in lines)
+    saved = receipt("a", salvaged_from="pending_call", mask_detail="p")
+    assert "  trains, salvaged from pending_call (p)" in report(made, saved)
+    refused = receipt("a", masked=True, mask_reason="selection_refused", mask_cause="answer_split")
+    assert "  fault: answer_split" in report(made, refused)
 
 
 def test_a_receipt_of_another_attempt_is_not_shown() -> None:
     other = receipt("a")
     other.capture_key = "r1-a1"
     assert not any("receipt" in line for line in report(manifest(record("a")), other))
+    assert "not finalized" in draw(manifest(record("a")), other)
 
 
 def test_a_graph_has_a_box_a_call_and_an_edge_a_parent() -> None:

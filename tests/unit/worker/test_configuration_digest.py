@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from callforest_mesh.worker.vllm.configuration_digest import digest_configuration
+from callforest_mesh.worker.vllm.configuration_digest import (
+    digest_configuration,
+    require_options_without_prompt,
+)
 
 ARGUMENTS: dict[str, object] = {
     "tokenizer": None,
@@ -111,3 +114,14 @@ def test_a_directory_without_a_model_is_refused(model: Path) -> None:
     (model / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         digest(model)
+
+
+@pytest.mark.requirement("CAP-11")
+def test_prompts_that_depend_on_how_an_answer_shall_look_are_refused() -> None:
+    """No history is compared by `tool_choice`: the tools of a call before would be spliced in."""
+    require_options_without_prompt(ARGUMENTS, "hf")
+    excluding = {**ARGUMENTS, "exclude_tools_when_tool_choice_none": True}
+    with pytest.raises(ValueError, match="leave `tools` out"):
+        require_options_without_prompt(excluding, "hf")
+    with pytest.raises(ValueError, match="kimi_k3"):
+        require_options_without_prompt(ARGUMENTS, "kimi_k3")

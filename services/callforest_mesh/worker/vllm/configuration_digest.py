@@ -31,6 +31,8 @@ _RENDERING: Final = (
     "override_generation_config",
 )
 """The serving layer's own defaults that shape prompts, or what is parsed out of answers."""
+_BY_ANSWER_OPTIONS: Final = frozenset({"kimi_k3"})
+"""Renderers of upstream that write `tool_choice` and `response_format` into the prompt."""
 _CODE: Final = ("tool_parser_plugin", "reasoning_parser_plugin")
 
 
@@ -72,6 +74,32 @@ def digest_configuration(
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
     return digest.digest()
+
+
+def require_options_without_prompt(arguments: Mapping[str, Any], tokenizer_mode: str) -> None:
+    """Refuse an engine whose prompts depend on how an answer is to look.
+
+    Whether a request continues a call is decided by its history and its rendering options;
+    `tool_choice` and `response_format` are none of them (docs/lineage.md, 11). Where they are
+    written into the prompt, captured tokens would stand for a rendering with another choice.
+
+    Args:
+        arguments: the parsed command line of upstream's server.
+        tokenizer_mode: as the engine resolved it; it names the renderer.
+
+    Raises:
+        ValueError: the message names the setting.
+    """
+    if arguments.get("exclude_tools_when_tool_choice_none"):
+        raise ValueError(
+            "--exclude-tools-when-tool-choice-none makes prompts depend on tool_choice, which no "
+            "history is compared by; have the harness leave `tools` out instead"
+        )
+    if tokenizer_mode in _BY_ANSWER_OPTIONS:
+        raise ValueError(
+            f"the renderer {tokenizer_mode!r} writes tool_choice and response_format into prompts, "
+            "which no history is compared by"
+        )
 
 
 def reasoning_parser_of(arguments: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ from callforest_mesh.worker.vllm.chat_body import (
 from callforest_mesh.worker.vllm.configuration_digest import (
     digest_configuration,
     reasoning_parser_of,
+    require_options_without_prompt,
 )
 from callforest_mesh.worker.vllm.options import CPU, VllmOptions
 from callforest_mesh.worker.vllm.packed_weights import PACK_EMBEDDINGS
@@ -104,6 +105,7 @@ class VllmHost:
         arguments = _parse_arguments(self._options)
         self._read_checkpoint(arguments)
         engine = await self._cleanup.enter_async_context(build_async_engine_client(arguments))
+        require_options_without_prompt(vars(arguments), engine.model_config.tokenizer_mode)
         await engine.update_weight_version(str(self._options.weight_version))
         self._context_token_count = engine.model_config.max_model_len
         self._client = CapturingClient(
