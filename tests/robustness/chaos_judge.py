@@ -88,9 +88,9 @@ def check_samples(lines: Iterable[str]) -> list[str]:
     for _, deed, call_id in sorted(events):
         if deed == "staged":
             staged.add(call_id)
-        elif deed == "missing":
+        elif deed == "missing" and call_id not in staged:
             looked.add(call_id)
-        else:
+        elif deed == "sampled":
             if call_id in staged and call_id not in looked:
                 resampled.append(call_id)
             looked.discard(call_id)

@@ -143,6 +143,7 @@ def test_a_look_in_vain_excuses_one_sample() -> None:
     raced = ["sampled a 1.0", "missing a 1.5", "staged a 2.0", "sampled a 2.5"]
     assert check_samples(raced) == []
     assert check_samples([*raced, "sampled a 2.6"]) == ["a"]
+    assert check_samples(["staged a 2.0", "missing a 2.1", "sampled a 2.5"]) == ["a"], "it lied"
     assert check_samples(["missing a 1.0", "sampled a 1.1", "staged a 2.0", "sampled a 2.5"]) == [
         "a"
     ]

@@ -128,8 +128,8 @@ def note_stagings(diary: CallDiary) -> None:
         try:
             require(self, tenant, capture_key, call_ids)
         except Refusal:
-            for call_id in call_ids:
-                diary.note("missing", call_id, began)
+            if len(call_ids) == 1:
+                diary.note("missing", call_ids[0], began)
             raise
 
     StagedCalls.put, StagedCalls.require = noted, looked_for
