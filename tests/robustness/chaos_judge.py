@@ -72,20 +72,29 @@ def check_records(manifests: Mapping[str, Manifest]) -> Faults:
 
 
 def check_samples(lines: Iterable[str]) -> list[str]:
-    """Find calls that an engine began to sample after their tokens were durable.
+    """Find calls that an engine began to sample though their tokens were durable.
+
+    Staging is asked before a call is sampled again. It may say that it has nothing, and get the
+    tokens that a dying worker sent a moment later: then two samples race, and the first that is
+    staged is the call. Nobody could know, so such a sample is no fault. Each look excuses one.
 
     Args:
-        lines: the calls' diary: `staged` or `sampled`, the call, and when, on one clock.
+        lines: the calls' diary: `staged`, `missing` or `sampled`, the call, and when, on one clock.
     """
-    staged: dict[str, float] = {}
-    sampled: dict[str, float] = {}
-    for line in lines:
-        deed, call_id, moment = line.split()
+    staged: set[str] = set()
+    looked: set[str] = set()
+    resampled = []
+    events = [(float(moment), deed, call_id) for deed, call_id, moment in map(str.split, lines)]
+    for _, deed, call_id in sorted(events):
         if deed == "staged":
-            staged.setdefault(call_id, float(moment))
-        else:
-            sampled[call_id] = float(moment)
-    return [one for one, moment in sampled.items() if moment > staged.get(one, moment)]
+            staged.add(call_id)
+        elif deed == "missing" and call_id not in staged:
+            looked.add(call_id)
+        elif deed == "sampled":
+            if call_id in staged and call_id not in looked:
+                resampled.append(call_id)
+            looked.discard(call_id)
+    return resampled
 
 
 def _asked(record: call_record_pb2.CallRecord) -> tuple[str, int, bytes]:

@@ -139,6 +139,16 @@ def test_a_sample_behind_its_staging_is_found() -> None:
     assert check_samples([*honest, "staged a 4.0", "sampled a 2.5"]) == ["a"]
 
 
+def test_a_look_in_vain_excuses_one_sample() -> None:
+    raced = ["sampled a 1.0", "missing a 1.5", "staged a 2.0", "sampled a 2.5"]
+    assert check_samples(raced) == []
+    assert check_samples([*raced, "sampled a 2.6"]) == ["a"]
+    assert check_samples(["staged a 2.0", "missing a 2.1", "sampled a 2.5"]) == ["a"], "it lied"
+    assert check_samples(["missing a 1.0", "sampled a 1.1", "staged a 2.0", "sampled a 2.5"]) == [
+        "a"
+    ]
+
+
 def batch(cursor: int, group_id: str = "g", drop_reason: str = "") -> group_batch_pb2.GroupBatch:
     return group_batch_pb2.GroupBatch(cursor=cursor, group_id=group_id, drop_reason=drop_reason)
 

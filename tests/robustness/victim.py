@@ -22,6 +22,7 @@ from pathlib import Path
 
 from callforest_client.finalizer import RowSubscription
 from callforest_client.streams import FETCH_PREFIX
+from callforest_core.refusal import Refusal
 from callforest_mesh import cli
 from callforest_mesh.chassis.call_limits import CallCounter
 from callforest_mesh.chassis.item_server import ItemServer
@@ -89,8 +90,9 @@ class CallDiary:
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def note(self, deed: str, call_id: str) -> None:
-        os.write(self._descriptor, f"{deed} {call_id} {time.monotonic():.6f}\n".encode())
+    def note(self, deed: str, call_id: str, moment: float | None = None) -> None:
+        moment = time.monotonic() if moment is None else moment
+        os.write(self._descriptor, f"{deed} {call_id} {moment:.6f}\n".encode())
 
 
 def note_samples(diary: CallDiary) -> None:
@@ -107,10 +109,10 @@ def note_samples(diary: CallDiary) -> None:
 
 
 def note_stagings(diary: CallDiary) -> None:
-    """Note each call whose tokens have become durable."""
+    """Note each call whose tokens have become durable, or were looked for in vain."""
     from callforest_mesh.staging.store import StagedCalls
 
-    put = StagedCalls.put
+    put, require = StagedCalls.put, StagedCalls.require
 
     def noted(self, tenant, call, *staged):
         receipt = put(self, tenant, call, *staged)
@@ -121,7 +123,16 @@ def note_stagings(diary: CallDiary) -> None:
         if not receipt.cancelled() and receipt.exception() is None:
             diary.note("staged", call_id)
 
-    StagedCalls.put = noted
+    def looked_for(self, tenant, capture_key, call_ids) -> None:
+        began = time.monotonic()
+        try:
+            require(self, tenant, capture_key, call_ids)
+        except Refusal:
+            if len(call_ids) == 1:
+                diary.note("missing", call_ids[0], began)
+            raise
+
+    StagedCalls.put, StagedCalls.require = noted, looked_for
 
 
 def serve_too_early() -> None:
