@@ -86,7 +86,7 @@ class Calls:
         self._options = options
         self._new_id = new_id
         self._now_ns = now_ns
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they began
         self._joined_count = 0
         self._lives = Lives(options.repeat_grace_s)
         self._tracer = telemetry.tracer
@@ -175,7 +175,7 @@ class Calls:
         if not self._tasks:
             return
         _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
-        for task in left:
+        for task in [one for one in self._tasks if one in left]:
             task.cancel()
         if left:
             _LOG.warning("the gateway leaves %d calls pending", len(left))
@@ -355,11 +355,11 @@ class Calls:
             raise refusal from error
 
     def _watch(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             expected = isinstance(error, HttpRefusal | CallforestError)
             _LOG.log(logging.DEBUG if expected else logging.ERROR, "a call ended with %r", error)

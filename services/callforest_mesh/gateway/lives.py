@@ -23,26 +23,26 @@ class Lives:
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._all: set[Life] = set()
+        self._all: dict[Life, None] = {}  # in the order in which they came
         self._named: dict[tuple[str, str], Life] = {}
-        self._unjudged: dict[tuple[str, bytes], set[Life]] = {}
+        self._unjudged: dict[tuple[str, bytes], dict[Life, None]] = {}
         self._is_ending = False
 
     def enter(self, life: Life) -> PendingCall:
         """Take a new call into work, behind what is left of another of its name."""
-        self._all.add(life)
+        self._all[life] = None
         self._take_name(life)
         if not life.identity.call_id:
-            alike = self._unjudged.setdefault(_alike(life), set())
+            alike = self._unjudged.setdefault(_alike(life), {})
             if life.identity.is_marked:
                 life.behind = list(alike)
-            alike.add(life)
+            alike[life] = None
         return self.join(life)
 
     def leave(self, life: Life) -> None:
         """Forget a call that has ended."""
         self.judged(life)
-        self._all.discard(life)
+        self._all.pop(life, None)
         if self._named.get((life.capture_key, life.call_id)) is life:
             del self._named[life.capture_key, life.call_id]
         if life.farewell is not None:
@@ -102,7 +102,7 @@ class Lives:
         """Note that the ledger knows a call, or never will."""
         alike = self._unjudged.get(_alike(life))
         if alike is not None:
-            alike.discard(life)
+            alike.pop(life, None)
             if not alike:
                 del self._unjudged[_alike(life)]
 
