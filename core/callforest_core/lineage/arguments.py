@@ -5,18 +5,21 @@ two JSON parsers could read differently is compared as the text it is.
 """
 
 import json
-import math
-from typing import NoReturn
 
 from callforest_core.lineage.canonical_json import (
     MAX_INTEGER,
     MIN_INTEGER,
     canonical_json,
 )
+from callforest_core.lineage.strict_json import (
+    AmbiguousJsonError,
+    finite_number,
+    is_deep,
+    no_constant,
+    unique_keys,
+)
 
 JSON_SPACE = " \t\n\r"
-LEVELS_MAX = 128
-"""Most containers inside one another of text that is read as JSON."""
 
 
 def source_arguments(value: object) -> str:
@@ -36,61 +39,23 @@ def source_arguments(value: object) -> str:
         return canonical_json(value)
     try:
         parsed = _DECODER.decode(value)
-        if _is_deep(value, parsed):
-            raise _AmbiguousTextError("more levels than every parser takes")
+        if is_deep(value, parsed):
+            raise AmbiguousJsonError("more levels than every parser takes")
         return canonical_json(parsed)
     except (ValueError, RecursionError):
         return value.strip(JSON_SPACE)
 
 
-def _is_deep(text: str, parsed: object) -> bool:
-    """Say whether more than LEVELS_MAX containers stand inside one another."""
-    if text.count("[") + text.count("{") <= LEVELS_MAX:
-        return False
-    layer, levels = [parsed], 0
-    while layer := [one for one in layer if isinstance(one, list | dict)]:
-        levels += 1
-        if levels > LEVELS_MAX:
-            return True
-        inner: list[object] = []
-        for one in layer:
-            inner += one.values() if isinstance(one, dict) else one
-        layer = inner
-    return False
-
-
-class _AmbiguousTextError(ValueError):
-    """Text that languages read differently."""
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise _AmbiguousTextError("a key twice")
-    return members
-
-
 def _integer(digits: str) -> int:
     number = int(digits)
     if not MIN_INTEGER <= number <= MAX_INTEGER:
-        raise _AmbiguousTextError("an integer beyond 64 bits")
+        raise AmbiguousJsonError("an integer beyond 64 bits")
     return number
-
-
-def _float(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise _AmbiguousTextError("a number beyond a double")
-    return number
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise _AmbiguousTextError(f"{name} is no JSON")
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique,
+    object_pairs_hook=unique_keys,
     parse_int=_integer,
-    parse_float=_float,
-    parse_constant=_no_constant,
+    parse_float=finite_number,
+    parse_constant=no_constant,
 )

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import marshal
-import math
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 from callforest_core.lineage.items import Item
+from callforest_core.lineage.strict_json import (
+    LEVELS_MAX,
+    finite_number,
+    is_deep,
+    no_constant,
+    unique_keys,
+)
 from callforest_mesh.gateway.refusals import malformed
 
-DEPTH_MAX: Final = 128
-"""Lists and objects inside one another; no request needs more, and a parser has a stack."""
 _MARSHAL_VERSION: Final = 2
 """The last version in which equal values are always equal bytes, and others never: later ones write
 what came before as a reference."""
@@ -33,18 +37,18 @@ def parse_body(body: bytes) -> Item:
         text = body.decode("utf-8")
         fields = json.loads(
             text,
-            object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
+            object_pairs_hook=unique_keys,
+            parse_constant=no_constant,
+            parse_float=finite_number,
         )
     except RecursionError as error:
-        raise malformed(f"The body is nested more than {DEPTH_MAX} deep.") from error
+        raise malformed(f"The body is nested more than {LEVELS_MAX} deep.") from error
     except ValueError as error:
         raise malformed(f"The body is not valid JSON: {error}.") from error
     if not isinstance(fields, dict):
         raise malformed("The body must be a JSON object.")
-    if text.count("[") + text.count("{") > DEPTH_MAX and _is_deeper(fields, DEPTH_MAX):
-        raise malformed(f"The body is nested more than {DEPTH_MAX} deep.")
+    if is_deep(text, fields):
+        raise malformed(f"The body is nested more than {LEVELS_MAX} deep.")
     return fields
 
 
@@ -65,40 +69,3 @@ def exact_bytes(values: list[object]) -> memoryview:
     times as fast as that of JSON.
     """
     return memoryview(marshal.dumps(values, _MARSHAL_VERSION))[_LIST_HEAD:]
-
-
-def _object(pairs: list[tuple[str, object]]) -> Item:
-    """Refuse a key that appears twice: two readers could take different values for it."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a key appears twice in one object")
-    return fields
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is out of range")
-    return number
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
-def _is_deeper(value: object, limit: int) -> bool:
-    level: list[object] = [value]
-    for _ in range(limit):
-        level = [inner for container in level for inner in _containers_in(container)]
-        if not level:
-            return False
-    return True
-
-
-def _containers_in(container: object) -> list[object]:
-    members: list[object] = []
-    if isinstance(container, dict):
-        members = list(container.values())
-    elif isinstance(container, list):
-        members = container
-    return [one for one in members if isinstance(one, list | dict)]
