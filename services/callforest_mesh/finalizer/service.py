@@ -18,6 +18,7 @@ from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.service_store import open_store
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.finalizer.cleanup import Cleanup
@@ -141,14 +142,6 @@ class FinalizerService:
         await self._row_log.close()
 
     def _open_store(self) -> LmdbStore:
-        store = LmdbStore(
-            self._options.path,
-            map_size_bytes=self._options.map_size_bytes,
-            databases=DATABASES,
-            quota_bytes=self._options.quota_bytes,
-            disk_reserve_bytes=self._options.disk_reserve_bytes,
-            on_fatal=self._on_fatal,
-            name=self.name,
-        )
+        store = open_store(self._options, DATABASES, name=self.name, on_fatal=self._on_fatal)
         measure_store(self._telemetry.metrics, store.statistics)
         return store

@@ -15,6 +15,7 @@ from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
 from callforest_mesh.chassis.service import ServerLike
+from callforest_mesh.chassis.service_store import open_store
 from callforest_mesh.chassis.store_measures import measure_store
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.staging.core import check_store
@@ -101,15 +102,7 @@ class StagingService:
 
     def open_store(self, options: StagingOptions) -> LmdbStore:
         """Open the durable store. The power-cut tests put a forgetful one in its place."""
-        return LmdbStore(
-            options.path,
-            map_size_bytes=options.map_size_bytes,
-            databases=DATABASES,
-            quota_bytes=options.quota_bytes,
-            disk_reserve_bytes=options.disk_reserve_bytes,
-            on_fatal=self._on_fatal,
-            name=self.name,
-        )
+        return open_store(options, DATABASES, name=self.name, on_fatal=self._on_fatal)
 
     def _opened(self) -> LmdbStore:
         if self._store is None:
