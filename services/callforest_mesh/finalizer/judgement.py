@@ -161,7 +161,7 @@ class Judge:
         """
         choice: forest.Choice | None = None
         salvaged: core.Mask | None = None
-        mask = forest.mask_before_selection(evidence)
+        early = mask = forest.mask_before_selection(evidence)
         if mask is None:
             choice, mask = await self._chosen(request, evidence)
         if mask is not None and self._may_salvage(request, mask):
@@ -182,7 +182,7 @@ class Judge:
                 grown = verified
                 mask = _environment_mask(request)
                 path_bytes = sum(sizes[call_id] for call_id in chosen.selection.call_ids)
-        if mask is not None and forest.mask_before_selection(evidence) is None:
+        if mask is not None and early is None:
             mask = _environment_mask(request, besides=mask) or mask
         salvaged = salvaged if mask is None else None
         receipt = forest.make_receipt(request, evidence, choice, grown, mask, salvaged)

@@ -81,19 +81,7 @@ class ForestReader:
         claim: Claim | None = None,
         body_digest: bytes | None = None,
     ) -> core.NormalisedRequest:
-        """Parse and judge a request.
-
-        Args:
-            capture_key: the attempt.
-            body: as received.
-            dialect: its API.
-            claim: the call that it says it continues.
-            body_digest: tells it from another, if that is known already.
-
-        Raises:
-            HttpRefusal: it is malformed, asks for what cannot be captured, or builds upon a
-                history that is not kept.
-        """
+        """Parse and judge a request; see `RequestReader.read`."""
         fields = parse_body(body)
         digest = body_digest or digest_body(body, dialect, claim)
         if claim is not None and not claim.history_is_whole:

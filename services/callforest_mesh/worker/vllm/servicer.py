@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import Awaitable, Iterator
 from typing import TypeAlias, TypeVar
 
 import grpc.aio
@@ -43,10 +44,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
         context: _Context[pb.DescribeEngineRequest, pb.DescribeEngineResponse],
     ) -> pb.DescribeEngineResponse:
         """Describe the engine."""
-        try:
+        with _refusing():
             return describe_to_message(self._engine.describe())
-        except EngineUnavailableError as error:
-            raise _unavailable(error) from error
 
     async def RunEngine(
         self,
@@ -55,14 +54,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
     ) -> pb.RunEngineResponse:
         """Generate one response."""
         asked = _read_request(request)
-        try:
+        with _refusing():
             return result_to_message(await self._engine.generate(asked))
-        except CandidateWithoutProofError as error:
-            raise _unproven() from error
-        except EngineRefusalError as error:
-            raise _refused(error) from error
-        except EngineUnavailableError as error:
-            raise _unavailable(error) from error
 
     async def MeasureEngine(
         self,
@@ -71,14 +64,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
     ) -> pb.MeasureEngineResponse:
         """Count the tokens of a prompt."""
         asked = _read_request(request.run)
-        try:
+        with _refusing():
             return measure_to_message(await self._engine.measure(asked))
-        except CandidateWithoutProofError as error:
-            raise _unproven() from error
-        except EngineRefusalError as error:
-            raise _refused(error) from error
-        except EngineUnavailableError as error:
-            raise _unavailable(error) from error
 
     async def LoadWeights(
         self,
@@ -87,11 +74,8 @@ class EngineServicer(pb_grpc.EngineServiceServicer):
     ) -> pb.LoadWeightsResponse:
         """Load new weights."""
         try:
-            await self._engine.update_weights(request.path, request.weight_version)
-        except EngineRefusalError as error:
-            raise _refused(error) from error
-        except EngineUnavailableError as error:
-            raise _unavailable(error) from error
+            with _refusing():
+                await self._engine.update_weights(request.path, request.weight_version)
         except ValueError as error:
             raise Refusal(
                 er.ERROR_REASON_WEIGHT_VERSION_STALE,
@@ -110,14 +94,21 @@ def _read_request(request: pb.RunEngineRequest) -> EngineRequest:
         raise malformed("RunEngineRequest", "the prefix is broken", fault) from error
 
 
-def _unproven() -> Refusal:
-    fault = [("history_match", "must say in which sense the histories match")]
-    return malformed("RunEngineRequest", "the evidence proves nothing", fault)
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn what an engine raises into what its caller sees.
 
-
-def _refused(error: EngineRefusalError) -> Refusal:
-    return Refusal(er.ERROR_REASON_REQUEST_REFUSED, str(error), parameter=error.parameter)
-
-
-def _unavailable(error: EngineUnavailableError) -> Refusal:
-    return Refusal(er.ERROR_REASON_ENGINE_UNAVAILABLE, str(error), engine="vllm")
+    Raises:
+        Refusal: INVALID_MESSAGE, REQUEST_REFUSED or ENGINE_UNAVAILABLE.
+    """
+    try:
+        yield
+    except CandidateWithoutProofError as error:
+        fault = [("history_match", "must say in which sense the histories match")]
+        raise malformed("RunEngineRequest", "the evidence proves nothing", fault) from error
+    except EngineRefusalError as error:
+        refused = er.ERROR_REASON_REQUEST_REFUSED
+        raise Refusal(refused, str(error), parameter=error.parameter) from error
+    except EngineUnavailableError as error:
+        away = er.ERROR_REASON_ENGINE_UNAVAILABLE
+        raise Refusal(away, str(error), engine="vllm") from error
