@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from callforest_mesh.chassis.directory import sync_directory, sync_file
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.trainer.learner.architecture import Json
-from callforest_mesh.trainer.learner.weights import sync_path
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -100,7 +100,7 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     for stem in STEMS:
         path = partial / f"{stem}.safetensors"
         save_file(dict(checkpoint.tensors[stem]), path)
-        sync_path(path)
+        sync_file(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": _digest_file(path)}
     progress = checkpoint.progress
     manifest: dict[str, Json] = {
@@ -113,12 +113,12 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     }
     manifest["digest"] = _digest_manifest(manifest)
     (partial / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
-    sync_path(partial / MANIFEST_FILE)
-    sync_path(partial)
+    sync_file(partial / MANIFEST_FILE)
+    sync_directory(partial)
     failpoint("trainer.before_rename")
     partial.rename(directory)
     failpoint("trainer.after_rename")
-    sync_path(directory.parent)
+    sync_directory(directory.parent)
 
 
 def read_checkpoint(directory: Path, architecture_digest: str) -> Checkpoint:

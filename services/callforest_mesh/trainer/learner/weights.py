@@ -5,7 +5,6 @@ Both directions only cut, reshape and join, so a round trip gives the same bits.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from callforest_mesh.chassis.directory import sync_directory, sync_file
 from callforest_mesh.trainer.learner.architecture import (
     Architecture,
     ModelRefusal,
@@ -142,15 +142,6 @@ def write_durably(weights: Mapping[str, Tensor], path: Path) -> None:
     """
     partial = path.with_name(f".{path.name}.partial")
     save_file(dict(weights), partial, metadata={"format": "pt"})
-    sync_path(partial)
+    sync_file(partial)
     partial.replace(path)
-    sync_path(path.parent)
-
-
-def sync_path(path: Path) -> None:
-    """Flush a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path.parent)
