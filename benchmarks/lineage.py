@@ -13,9 +13,10 @@ repetitions, with the garbage collector off.
                                 bytes of the ledger's events (intents and records) for each call, of
                                 an attempt of 512 calls over one of 8
     http_turn512_over_parse_digest
-                                reading a whole-history Chat request at turn 512, over parsing the
-                                same body and digesting it; ..._responses: of a Responses request;
-                                ..._unknown: of a history that the gateway does not keep
+                                admission of a whole-history Chat request at turn 512, over parsing
+                                the same body (`json.loads`) and digesting it; ..._responses: of a
+                                Responses request; ..._unknown: of a history that the gateway does
+                                not keep, as after its restart
     kept_bytes_per_byte         what the kept histories take for each byte of conversation
 
     python benchmarks/lineage.py [--rounds N]
@@ -47,7 +48,6 @@ from callforest_mesh.gateway import core
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
-from callforest_mesh.gateway.json_body import parse_body
 from callforest_mesh.ledger import commits
 from callforest_mesh.ledger import core as ledger
 from callforest_mesh.ledger.attempt import AttemptView
@@ -199,13 +199,13 @@ def admission_us(rollout: Rollout, rounds: int) -> tuple[float, float]:
 
 
 def http_ratio(rollout: Rollout, rounds: int, histories: Histories | None = None) -> float:
-    """Time the reading of a whole-history request beside the parsing and digesting of its body."""
+    """Time a whole-history request's admission beside the parsing and digesting of its body."""
     body = rollout.body()
     reader = rollout.reader if histories is None else ForestReader(histories)
-    read = least_us(lambda: reader.read(KEY, body, rollout.dialect), rounds)
-    parsed = least_us(lambda: parse_body(body), rounds)
+    admit = least_us(lambda: rollout.judge(reader.read(KEY, body, rollout.dialect)), rounds)
+    parsed = least_us(lambda: json.loads(body), rounds)
     digested = least_us(lambda: hashlib.sha256(body).digest(), rounds)
-    return read / (parsed + digested)
+    return admit / (parsed + digested)
 
 
 def main() -> None:

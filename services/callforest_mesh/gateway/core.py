@@ -130,21 +130,20 @@ def normalised(
     )
 
 
-def convert(fields: Item, body: bytes, dialect: Dialect, *, judged: int = 0) -> Conversion:
+def convert(fields: Item, body: bytes, dialect: Dialect) -> Conversion:
     """Judge a request and make of it what the engine takes.
 
     Args:
         fields: the request, parsed.
         body: as received.
         dialect: its API.
-        judged: how many of its first turns were judged with an earlier request.
 
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
     streaming = read_streaming(fields)
     if dialect is Dialect.CHAT:
-        refuse_malformed_chat(fields, judged=judged)
+        refuse_malformed_chat(fields)
         chat, forwarded = fields, body
         if streaming is not None:
             asked = {"stream", "stream_options"}
@@ -180,12 +179,8 @@ def _envelope_count(fields: Item) -> int:
     return int(bool(fields.get("instructions") or fields.get("tools")))
 
 
-def refuse_malformed_chat(fields: Item, *, judged: int = 0) -> None:
+def refuse_malformed_chat(fields: Item) -> None:
     """Refuse a Chat Completions request that is malformed or cannot be captured.
-
-    Args:
-        fields: the request.
-        judged: how many of its first messages were judged before.
 
     Raises:
         HttpRefusal: 400.
@@ -193,10 +188,10 @@ def refuse_malformed_chat(fields: Item, *, judged: int = 0) -> None:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise malformed("`messages` must be a list with at least one message.", "messages")
-    for index, message in enumerate(messages[judged:], judged):
+    for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise malformed(f"`messages[{index}]` must be an object.", f"messages[{index}]")
-    refuse_unsupported(fields, judged=judged)
+    refuse_unsupported(fields)
 
 
 def parameter_of(request: NormalisedRequest, chat_parameter: str | None) -> str | None:

@@ -1,8 +1,8 @@
 """Reading a request of forest mode: whole, or as a delta to a kept history.
 
-A request that begins with the turns of an earlier one, as nearly all do, is digested from there
-on: its cost beside the parsing does not grow with the history. What the earlier turns are is
-compared byte for byte, types and order of keys included, before anything of them is taken over.
+A request that begins with the turns of an earlier one, as nearly all do, is read from there on: its
+cost beside digesting its bytes does not grow with the history. It must begin with the very bytes of
+the earlier one (`body_start`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from callforest_core.lineage.source import (
 )
 from callforest_mesh.gateway import core, responses
 from callforest_mesh.gateway.asked import digest_body
+from callforest_mesh.gateway.body_start import BodyStart, Prefixes, rest_of, start_of
 from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions, Turns
-from callforest_mesh.gateway.json_body import exact_bytes, parse_body, write_items, write_json
+from callforest_mesh.gateway.json_body import parse_body, read_body, write_items, write_json
 from callforest_mesh.gateway.refusals import (
     HttpRefusal,
     history_claim_refused,
@@ -38,6 +39,8 @@ from callforest_mesh.gateway.refusals import (
 from callforest_mesh.gateway.source_evidence import SourceEvidence
 
 _UNREADABLE_OPTIONS: Final = b"callforest-unreadable-options-v1"
+_ENVELOPE_ITEMS: Final = 1
+"""Instructions and tools count as one item of a request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +48,7 @@ class _Read:
     """A request, read: what is new of it, and what that stands behind.
 
     Attributes:
+        fields: the request; of its turns those that are new, if others are known.
         converted: the whole request as the engine takes it.
         known: the call with whose request it begins.
         begun: the atoms before the new items, digested.
@@ -52,8 +56,11 @@ class _Read:
         items: the new items.
         messages: the same in Chat's form.
         count: how many turns are new, `echoed` included.
+        start: with what the request begins; None for a delta request, and where its turns are no
+            list.
     """
 
+    fields: Item
     converted: core.Conversion
     known: KeptCall | None
     begun: SourceHistory
@@ -61,6 +68,7 @@ class _Read:
     items: list[object]
     messages: list[object]
     count: int
+    start: BodyStart | None
 
 
 class ForestReader:
@@ -82,44 +90,25 @@ class ForestReader:
         body_digest: bytes | None = None,
     ) -> core.NormalisedRequest:
         """Parse and judge a request; see `RequestReader.read`."""
-        fields = parse_body(body)
         digest = body_digest or digest_body(body, dialect, claim)
         if claim is not None and not claim.history_is_whole:
-            return self._read_delta(capture_key, fields, body, dialect, claim, digest)
-        return self._read_whole(capture_key, fields, body, dialect, claim, digest)
-
-    def _read_whole(
-        self,
-        capture_key: str,
-        fields: Item,
-        body: bytes,
-        dialect: Dialect,
-        claim: Claim | None,
-        digest: bytes,
-    ) -> core.NormalisedRequest:
-        turns = fields.get(core.turns_name(dialect))
-        known, mark = self._marked(capture_key, fields, dialect, turns)
-        if known is not None and isinstance(turns, list):
-            read = _read_from(known, turns[known.turn_count :], fields, body, dialect)
-            if read is not None:
-                return self._request(capture_key, fields, digest, dialect, claim, read, mark)
-        converted = core.convert(fields, body, dialect)
-        items = source_items(fields, dialect)
-        plain = dialect is Dialect.CHAT and not fields.get("instructions")
-        messages = items if plain else _messages_of(converted.chat)
-        count = len(turns) if isinstance(turns, list) else 1
-        read = _Read(converted, None, EMPTY_HISTORY, None, items, messages, count)
-        return self._request(capture_key, fields, digest, dialect, claim, read, mark)
+            return self._read_delta(capture_key, body, dialect, claim, digest)
+        prefixes = Prefixes(body)
+        known = self._histories.begun(capture_key, dialect, body, prefixes)
+        read = None if known is None else _read_from(known, body, dialect, prefixes)
+        if read is None:
+            read = _read_whole(body, dialect, prefixes)
+        return self._request(capture_key, digest, dialect, claim, read)
 
     def _read_delta(
         self,
         capture_key: str,
-        fields: Item,
         body: bytes,
         dialect: Dialect,
         claim: Claim,
         digest: bytes,
     ) -> core.NormalisedRequest:
+        fields = parse_body(body)
         base = self._histories.get(capture_key, claim.call_id)
         if base is None or base.dialect is not dialect:
             raise history_required(capture_key, claim.call_id)
@@ -138,21 +127,19 @@ class ForestReader:
             )
         parts = [*base.messages(), write_items(messages)]
         whole = _completed(converted, parts, fields, dialect)
-        read = _Read(whole, base, base.history, base.answer, items, messages, count)
-        return self._request(capture_key, fields, digest, dialect, claim, read, b"")
+        read = _Read(fields, whole, base, base.history, base.answer, items, messages, count, None)
+        return self._request(capture_key, digest, dialect, claim, read)
 
     def _request(
         self,
         capture_key: str,
-        fields: Item,
         digest: bytes,
         dialect: Dialect,
         claim: Claim | None,
         read: _Read,
-        mark: bytes,
     ) -> core.NormalisedRequest:
         """Put together what was read of a request."""
-        options = _options(fields, read.converted.chat, digest)
+        options = _options(read.fields, read.converted.chat, digest)
         history = read.begun.extended(read.items)
         evidence = SourceEvidence(
             probe=_probe(history, options, claim),
@@ -165,65 +152,64 @@ class ForestReader:
             new_items=read.items,
             new_messages=read.messages,
             turn_count=read.count,
-            mark=mark,
+            start=read.start,
             histories=self._histories,
         )
         return core.normalised(read.converted, dialect, digest, evidence)
 
-    def _marked(
-        self, capture_key: str, fields: Item, dialect: Dialect, turns: object
-    ) -> tuple[KeptCall | None, bytes]:
-        """Name a request's turns; find the call with whose request they begin.
 
-        Sought is the call whose request ends where the last answer begins: the one that was
-        answered so, if the harness changed nothing.
-        """
-        if not isinstance(turns, list):
-            return None, b""
-        written = hashlib.sha256(exact_bytes([dialect.value, fields.get("instructions")]))
-        end = _last_answer_begins(turns)
-        known = None
-        if end:
-            written.update(exact_bytes(turns[:end]))
-            known = self._histories.recognise(capture_key, written.digest())
-        written.update(exact_bytes(turns[end:]))
-        return known, written.digest()
+def _read_whole(body: bytes, dialect: Dialect, prefixes: Prefixes) -> _Read:
+    """Read all of a request.
 
-
-def _read_from(
-    known: KeptCall, new: list[object], fields: Item, body: bytes, dialect: Dialect
-) -> _Read | None:
-    """Read a request that begins with a known one's turns; None when it must be read whole.
-
-    Chat requests go on as they came. Of a Responses request the new items are translated alone: an
-    answer opens a message of its own, whatever stands before it. Where they do not begin with one,
-    or are refused, the whole is read, so that a refusal names the place in it.
+    Raises:
+        HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
-    begun, count = known.request_history, len(new)
-    if dialect is Dialect.CHAT:
-        converted = core.convert(fields, body, dialect, judged=known.turn_count)
-        return _Read(converted, known, begun, None, new, new, count)
-    part = {**fields, core.turns_name(dialect): new, "instructions": None}
+    parsed = read_body(body)
+    fields = parsed.fields
+    converted = core.convert(fields, body, dialect)
+    items = source_items(fields, dialect)
+    plain = dialect is Dialect.CHAT and not fields.get("instructions")
+    messages = items if plain else _messages_of(converted.chat)
+    name = core.turns_name(dialect)
+    turns = fields.get(name)
+    count = len(turns) if isinstance(turns, list) else 1
+    start = start_of(parsed, name, prefixes)
+    return _Read(fields, converted, None, EMPTY_HISTORY, None, items, messages, count, start)
+
+
+def _read_from(known: KeptCall, body: bytes, dialect: Dialect, prefixes: Prefixes) -> _Read | None:
+    """Read what follows the turns of a known request; None when the whole must be read.
+
+    The new turns are translated alone. Of a Responses request they must begin with an answer, which
+    opens a message of its own, whatever stands before it. Where anything is refused the whole is
+    read, so that the refusal names the place in it.
+    """
+    assert known.start is not None, "it was found by that"
+    rest, left_out = rest_of(body, known.start)
+    name = core.turns_name(dialect)
     try:
-        converted = core.convert(part, body, dialect)
+        parsed = read_body(rest)
+        part = parsed.fields
+        new = part[name]
+        if not isinstance(new, list) or not new:
+            return None  # a comma without a turn behind it
+        if (part.get("instructions") or None) != known.options.instructions:
+            return None  # they are the first atom, and may stand behind the turns
+        told = part if dialect is Dialect.CHAT else {**part, "instructions": None}
+        converted = core.convert(told, body, dialect)
     except HttpRefusal:
         return None
-    messages = _messages_of(converted.chat)
-    if not _is_answer(messages[0]) or known.turn_count + count > core.ITEMS_MAX - 1:
+    if known.turn_count + len(new) + _ENVELOPE_ITEMS > core.ITEMS_MAX:
         return None
-    parts = [*known.request_messages(), write_items(messages)]
-    whole = _completed(converted, parts, fields, dialect)
-    return _Read(whole, known, begun, None, new, messages, count)
-
-
-def _last_answer_begins(turns: list[object]) -> int:
-    """Give where a conversation's last answer begins; 0 without one."""
-    end = len(turns)
-    while end and not _is_answer(turns[end - 1]):
-        end -= 1
-    while end and _is_answer(turns[end - 1]):
-        end -= 1
-    return end
+    messages = new if dialect is Dialect.CHAT else _messages_of(converted.chat)
+    if dialect is Dialect.RESPONSES and not _is_answer(messages[0]):
+        return None
+    if dialect is Dialect.RESPONSES or converted.streaming is not None:
+        parts = [*known.request_messages(), write_items(messages)]
+        converted = _completed(converted, parts, part, dialect)
+    start = start_of(parsed, name, prefixes, left_out)
+    begun = known.request_history
+    return _Read(part, converted, known, begun, None, new, messages, len(new), start)
 
 
 def _is_answer(turn: object) -> bool:

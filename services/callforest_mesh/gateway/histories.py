@@ -15,9 +15,12 @@ from typing import Final
 
 from callforest_core.lineage.items import Dialect
 from callforest_core.lineage.source import SourceHistory
+from callforest_mesh.gateway.body_start import BodyStart, Prefixes, longest_start
 
 _CALL_BYTES: Final = 2048
 """What a kept call costs beside its turns, roughly: its objects, digests and keys."""
+_STARTS_MAX: Final = 64
+"""So many of an attempt's calls a body is held against: its conversations at one time."""
 _STRETCH: Final = 16
 """Every so many calls of a chain that deltas build, their messages are joined once."""
 
@@ -76,8 +79,8 @@ class KeptCall:
         request_history: its request's atoms, digested.
         history: the atoms of request and answer, digested.
         options: of its rendering; the parent's own where they are equal.
-        mark: names the turns of its whole request among those of its attempt; b"" of a delta
-            request, which is not to be recognised by them.
+        start: the bytes with which its request began, up to the end of its last turn; None of a
+            delta request, which no whole one begins with.
         turn_count: how many turns its whole request has.
         depth: how many calls its chain has before it.
         stretch: the messages of the last calls of its chain, joined; None when they are not.
@@ -93,7 +96,7 @@ class KeptCall:
     request_history: SourceHistory
     history: SourceHistory
     options: RenderOptions
-    mark: bytes = b""
+    start: BodyStart | None = None
     turn_count: int = field(init=False)
     depth: int = field(init=False)
     stretch: _Stretch | None = field(init=False, default=None)
@@ -104,7 +107,7 @@ class KeptCall:
         parent = self.parent
         self.turn_count = self.asked.count + (parent.turn_count if parent else 0)
         self.depth = parent.depth + 1 if parent else 0
-        if not self.mark and self.depth % _STRETCH == _STRETCH - 1:
+        if self.start is None and self.depth % _STRETCH == _STRETCH - 1:
             self.stretch = _stretch_to(self)
 
     @property
@@ -180,7 +183,6 @@ class Histories:
         self._calls_max = calls_max
         self._bytes = 0
         self._attempts: dict[str, dict[str, KeptCall]] = {}
-        self._marks: dict[tuple[str, bytes], KeptCall] = {}
         self._count = 0
         self._leaves: OrderedDict[KeptCall, None] = OrderedDict()
 
@@ -202,10 +204,17 @@ class Histories:
         calls = self._attempts.get(capture_key, {})
         return list(islice(reversed(calls.values()), count))
 
-    def recognise(self, capture_key: str, mark: bytes) -> KeptCall | None:
-        """Give a call of an attempt by the turns of its request, and count it as used."""
-        call = self._marks.get((capture_key, mark))
-        return None if call is None else self._used(call)
+    def begun(
+        self, capture_key: str, dialect: Dialect, body: bytes, prefixes: Prefixes
+    ) -> KeptCall | None:
+        """Give the call with whose turns a body begins and goes on, and count it as used.
+
+        It is the longest of the attempt's calls that were kept last.
+        """
+        recent = reversed(self.recent(capture_key, _STARTS_MAX))
+        starts = {call.start: call for call in recent if call.start and call.dialect is dialect}
+        start = longest_start(body, starts, prefixes)
+        return None if start is None else self._used(starts[start])
 
     def keep(self, call: KeptCall) -> None:
         """Keep a call; what was used longest ago makes room.
@@ -226,8 +235,6 @@ class Histories:
                 return
             self._drop(next(iter(self._leaves)))
         self._attempts.setdefault(call.capture_key, {})[call.call_id] = call
-        if call.mark:
-            self._marks[call.capture_key, call.mark] = call
         self._leaves[call] = None
         self._bytes += size
         self._count += 1
@@ -246,8 +253,6 @@ class Histories:
         del calls[call.call_id]
         if not calls:
             del self._attempts[call.capture_key]
-        if self._marks.get((call.capture_key, call.mark)) is call:
-            del self._marks[call.capture_key, call.mark]
         self._bytes -= call.size_bytes
         self._count -= 1
         self._release_parent(call)

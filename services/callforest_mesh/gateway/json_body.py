@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import marshal
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from json import JSONDecodeError, JSONDecoder
 from typing import Final
 
 from callforest_core.lineage.items import Item
@@ -25,31 +28,109 @@ _MARSHAL_VERSION: Final = 2
 """The last version in which equal values are always equal bytes, and others never: later ones write
 what came before as a reference."""
 _LIST_HEAD: Final = 5
+_WHITESPACE: Final = re.compile(r"[ \t\n\r]*")
+_DECODER: Final = JSONDecoder(
+    object_pairs_hook=unique_keys, parse_constant=no_constant, parse_float=finite_number
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """A request's body, parsed.
+
+    Attributes:
+        body: as received.
+        text: the same, decoded.
+        fields: what it holds.
+        places: where each field's value begins and ends in `text`, in characters.
+    """
+
+    body: bytes
+    text: str
+    fields: Item
+    places: Mapping[str, tuple[int, int]]
+
+    def place_of(self, name: str) -> tuple[int, int]:
+        """Give where the value of a field begins and ends in `body`, in bytes.
+
+        Raises:
+            KeyError: it has no such field.
+        """
+        begin, end = self.places[name]
+        if len(self.text) == len(self.body):
+            return begin, end
+        before = len(self.text[:begin].encode())
+        return before, before + len(self.text[begin:end].encode())
 
 
 def parse_body(body: bytes) -> Item:
-    """Parse a request's body.
+    """Parse a request's body; raises what `read_body` does."""
+    return read_body(body).fields
+
+
+def read_body(body: bytes) -> Body:
+    """Parse a request's body, and say where its fields are.
 
     Raises:
         HttpRefusal: it is no JSON object, or not one that every reader takes alike.
     """
     try:
         text = body.decode("utf-8")
-        fields = json.loads(
-            text,
-            object_pairs_hook=unique_keys,
-            parse_constant=no_constant,
-            parse_float=finite_number,
-        )
+        fields, places = _read_object(text)
     except RecursionError as error:
         raise malformed(f"The body is nested more than {LEVELS_MAX} deep.") from error
     except ValueError as error:
         raise malformed(f"The body is not valid JSON: {error}.") from error
-    if not isinstance(fields, dict):
+    if fields is None:
         raise malformed("The body must be a JSON object.")
     if is_deep(text, fields):
         raise malformed(f"The body is nested more than {LEVELS_MAX} deep.")
-    return fields
+    return Body(body, text, fields, places)
+
+
+def _read_object(text: str) -> tuple[Item | None, dict[str, tuple[int, int]]]:
+    """Parse a JSON object, and say where its values are; None for other valid JSON.
+
+    The library's decoder says where a value ends, but only of the value that it is given. So it is
+    given those of the outermost object one by one.
+
+    Raises:
+        ValueError: the text is no JSON.
+    """
+    at = _behind_space(text, 0)
+    if not text.startswith("{", at):
+        _DECODER.decode(text)
+        return None, {}
+    pairs: list[tuple[str, object]] = []
+    places: dict[str, tuple[int, int]] = {}
+    at = _behind_space(text, at + 1)
+    is_open = not text.startswith("}", at)
+    while is_open:
+        if not text.startswith('"', at):
+            raise JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
+        name, at = _DECODER.raw_decode(text, at)
+        at = _behind_space(text, at)
+        if not text.startswith(":", at):
+            raise JSONDecodeError("Expecting ':' delimiter", text, at)
+        begin = _behind_space(text, at + 1)
+        value, end = _DECODER.raw_decode(text, begin)
+        pairs.append((name, value))
+        places[name] = begin, end
+        at = _behind_space(text, end)
+        is_open = text.startswith(",", at)
+        if is_open:
+            at = _behind_space(text, at + 1)
+        elif not text.startswith("}", at):
+            raise JSONDecodeError("Expecting ',' delimiter", text, at)
+    at = _behind_space(text, at + 1)
+    if at != len(text):
+        raise JSONDecodeError("Extra data", text, at)
+    return unique_keys(pairs), places
+
+
+def _behind_space(text: str, at: int) -> int:
+    found = _WHITESPACE.match(text, at)
+    return found.end() if found else at
 
 
 def write_json(value: object) -> bytes:

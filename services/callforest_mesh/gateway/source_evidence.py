@@ -22,6 +22,7 @@ from callforest_core.lineage.difference import difference, option_difference
 from callforest_core.lineage.fingerprint import UnreadableItemError
 from callforest_core.lineage.items import Dialect, Item
 from callforest_core.lineage.source import SourceHistory, output_summary
+from callforest_mesh.gateway.body_start import BodyStart
 from callforest_mesh.gateway.evidence import ServedResponse
 from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions, Turns
 from callforest_mesh.gateway.json_body import write_items
@@ -46,7 +47,7 @@ class SourceEvidence:
         new_items: the request's items behind those of `known`.
         new_messages: the same as the engine takes them, in Chat's form.
         turn_count: how many turns of the request these are.
-        mark: names the request's turns among those of its attempt; b"" for a delta request.
+        start: with what the request begins; None for a delta request.
         histories: where it is kept once it is served.
     """
 
@@ -60,7 +61,7 @@ class SourceEvidence:
     new_items: list[object]
     new_messages: list[object]
     turn_count: int
-    mark: bytes
+    start: BodyStart | None
     histories: Histories
 
     def announce(self, intent: attempt_pb2.CallIntent) -> None:
@@ -119,7 +120,7 @@ class SourceEvidence:
             request_history=self.history,
             history=history,
             options=options,
-            mark=self.mark,
+            start=self.start,
         )
         self.histories.keep(call)
 

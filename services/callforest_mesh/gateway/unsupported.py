@@ -79,18 +79,17 @@ def refuse_fields(body: Item, rules: Iterable[Rule] = _RULES) -> None:
                 raise unsupported(name, f"`{name}` is not supported. {rule.why}")
 
 
-def refuse_turns(turns: list[Item], where: str, *, judged: int = 0) -> None:
+def refuse_turns(turns: list[Item], where: str) -> None:
     """Refuse tokens and media in the turns of a conversation.
 
     Args:
         turns: the messages (Chat) or input items (Responses).
         where: the field that holds them.
-        judged: how many of the first were judged before.
 
     Raises:
         HttpRefusal: 400 `unsupported_value`, with the first place at fault.
     """
-    for index, turn in enumerate(turns[judged:], judged):
+    for index, turn in enumerate(turns):
         if len(turn) == 2 and "role" in turn and type(turn.get("content")) is str:
             continue  # nearly every turn
         named = [] if TOKEN_FIELDS.isdisjoint(turn) else sorted(TOKEN_FIELDS & turn.keys())
@@ -130,12 +129,11 @@ def refuse_prefill(last: Item, where: str) -> None:
         )
 
 
-def refuse_unsupported(body: Item, *, judged: int = 0) -> None:
+def refuse_unsupported(body: Item) -> None:
     """Refuse what exact capture cannot serve of a Chat Completions request.
 
     Args:
         body: parsed; its `messages` is a list of objects, not empty.
-        judged: how many of its first messages were judged before.
 
     Raises:
         HttpRefusal: 400 `unsupported_value`, with the first field at fault.
@@ -143,7 +141,7 @@ def refuse_unsupported(body: Item, *, judged: int = 0) -> None:
     refuse_fields(body)
     messages = body["messages"]
     assert isinstance(messages, list)
-    refuse_turns(messages, "messages", judged=judged)
+    refuse_turns(messages, "messages")
     refuse_prefill(messages[-1], "messages")
 
 

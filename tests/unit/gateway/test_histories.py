@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from callforest_core.lineage.items import Dialect
 from callforest_core.lineage.source import EMPTY_HISTORY
+from callforest_mesh.gateway.body_start import BodyStart, Prefixes
 from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions, Turns
 
 OPTIONS = RenderOptions(bytes(32), b"{}", None)
@@ -35,8 +38,22 @@ def call(
         request_history=EMPTY_HISTORY,
         history=EMPTY_HISTORY,
         options=OPTIONS if parent is None else parent.options,
-        mark=call_id.encode() if marked else b"",
+        start=start(call_id) if marked else None,
     )
+
+
+def body_to(call_id: str) -> bytes:
+    return b'{"messages":["%s"' % call_id.encode()
+
+
+def start(call_id: str) -> BodyStart:
+    written = body_to(call_id)
+    return BodyStart(written.index(b"[") + 1, len(written), sha256(written).digest())
+
+
+def begun(histories: Histories, call_id: str, key: str = "k") -> KeptCall | None:
+    body = body_to(call_id) + b',"more"]}'
+    return histories.begun(key, Dialect.CHAT, body, Prefixes(body))
 
 
 def chain(histories: Histories, *call_ids: str, key: str = "k") -> list[KeptCall]:
@@ -57,8 +74,8 @@ def test_a_call_gives_the_turns_of_its_whole_chain() -> None:
     assert histories.get("k", "b") is child
     assert [part.items for part in child.parts()] == [b"10,11", b"12,13", b"2"]
     assert child.turn_count == 2
-    assert histories.recognise("k", b"b") is child
-    assert histories.recognise("other", b"b") is None
+    assert begun(histories, "b") is child
+    assert begun(histories, "b", key="other") is None
     assert histories.get("other", "b") is None
 
 
@@ -84,7 +101,7 @@ def test_what_was_used_longest_ago_makes_room_its_newest_calls_first(
         histories.keep(call(f"new{number}", key="other"))
     names = ("a1", "a2", "b1", "b2", "c1", "c2")
     assert " ".join(name for name in names if histories.get("k", name)) == kept
-    assert " ".join(name for name in names if histories.recognise("k", name.encode())) == kept
+    assert " ".join(name for name in names if begun(histories, name)) == kept
 
 
 def test_a_chain_that_fills_everything_keeps_what_fits() -> None:
@@ -138,7 +155,7 @@ def test_bounds_and_chains_hold_whatever_comes(
     assert sum(one.size_bytes for one in kept) == histories.size_bytes
     assert all(one.parent is None or one.parent in kept for one in kept)
     for one in kept:
-        assert histories.recognise(one.capture_key, one.mark) is one
+        assert begun(histories, one.call_id, one.capture_key) is one
 
 
 @pytest.mark.parametrize("by_deltas", [True, False])
