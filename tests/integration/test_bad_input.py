@@ -1,9 +1,11 @@
 """Bad input that once looked like a fault of the service; fuzz finds each again, given time."""
 
+import asyncio
 import base64
 import gzip
 import hashlib
 import json
+import logging
 import os
 import urllib.parse
 from collections.abc import AsyncIterator
@@ -12,6 +14,7 @@ from typing import cast
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 from grpc_status import rpc_status
 
@@ -30,6 +33,7 @@ from callforest_core.refusal import Refusal
 from callforest_mesh.worker.scripted import ScriptedEngine
 from callforest_mesh.worker.vllm.child import make_server
 from tests.integration.first_path_mesh import GO, FirstPathMesh, running_mesh
+from tests.robustness.fuzz_rpc import fault_of_text
 
 UNKNOWN = cast("gateway_service_pb2.CompletionApi.ValueType", 77)
 
@@ -63,6 +67,74 @@ async def test_a_part_of_a_strange_type_is_refused(mesh: FirstPathMesh, kind: ob
     response = await mesh.respond(key, [{"role": "user", "content": content}])
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("input")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"x" * 30_000 + b" HTTP/1.1\r\n",
+        b"GET /healthz HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + b"X: y\r\n" * 2_000,
+        b"GET /healthz HTTP/1.1\r\nExpect: 200-maybe\r\n",
+        b"POST /nowhere HTTP/1.1\r\nExpect: 200-maybe\r\n",
+        b"\x16\x03\x01\r\n",
+    ],
+)
+async def test_what_no_route_sees_is_refused_in_the_form_of_all_errors(
+    mesh: FirstPathMesh, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = httpx.URL(mesh.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(head + b"Connection: close\r\n\r\n")
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    status, _, rest = answer.partition(b"\r\n")
+    assert status.split()[1] in (b"400", b"417")
+    error = json.loads(rest.partition(b"\r\n\r\n")[2])["error"]
+    assert error["type"] == "invalid_request_error"
+    assert fault_of_text(error["message"]) is None
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"seed":' + b"9" * 5000 + b"}", "an integer has more digits than any reader takes"),
+        (b'{"model":"\xff"}', "byte 10 is not of UTF-8"),
+        (b"\xef\xbb\xbf{}", "character 0 is not what must stand there"),
+        (b'{"a":1,}', "character 7 is not what must stand there"),
+    ],
+)
+async def test_a_body_that_is_no_json_is_refused_in_our_own_words(
+    mesh: FirstPathMesh, body: bytes, said: str
+) -> None:
+    key = await mesh.open()
+    url = f"{mesh.url}/rollouts/{key}/v1/chat/completions"
+    response = await mesh.http.post(url, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"The body is not valid JSON: {said}."
+
+
+async def test_a_client_that_asks_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    """A head that never ends, and none at all."""
+    options: dict[str, object] = {"body_timeout_s": 0.3}
+    async with running_mesh(tmp_path, ScriptedEngine(), gateway=options) as mesh:
+        url = httpx.URL(mesh.url)
+        for sent in (b"", b"GET /healthz HTTP/1.1\r\nHost: me"):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(sent)
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+            writer.close()
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        for _ in range(2):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: me\r\n\r\n")
+            assert (await reader.readuntil(b'{"status": "ok"}')).startswith(b"HTTP/1.1 200")
+            with pytest.raises(TimeoutError):  # it stays open for the next one
+                async with asyncio.timeout(0.5):
+                    await reader.read(1)
+        writer.close()
 
 
 async def test_numbers_out_of_range_are_refused(mesh: FirstPathMesh) -> None:

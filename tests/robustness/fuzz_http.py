@@ -95,8 +95,6 @@ RESPONSES_BODY: Final[dict[str, object]] = {
     "text": {"format": {"type": "text"}},
     "metadata": {"a": "b"},
 }
-_OWN_ERRORS: Final = (400, 413, 414, 417, 431)
-"""What aiohttp answers itself, as plain text, to what is no HTTP request."""
 OPEN: Final = 3
 """So many capture keys are of attempts that take calls."""
 _METHODS: Final = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
@@ -315,8 +313,6 @@ def fault_of_answer(answer: bytes, request: Request) -> tuple[str, str | None]:
         return str(status), fault
     if status < 400:
         return str(status), _fault_of_success(body, kind)
-    if kind == "text/plain" and status in _OWN_ERRORS and not request.is_http:
-        return f"AIOHTTP_{status}", None
     if status >= 500:
         return str(status), f"bad input makes {status}: {body[:300]!r}"
     if asked == "HEAD":

@@ -43,7 +43,8 @@ _BY_NUMBER: Final = {code.value[0]: code for code in grpc.StatusCode}
 _REASONS: Final = {reason_name(number): number for number in er.ErrorReason.values()}
 _EXCEPTION_TEXT: Final = re.compile(
     r"Traceback|File \"|\b[A-Za-z]+(Error|Exception)\b(?!_)|has no attribute|object is not|"
-    r"NoneType|<class |object at 0x|unexpected keyword|KeyError|\bpb2\b|site-packages"
+    r"NoneType|<class |object at 0x|unexpected keyword|KeyError|\bpb2\b|site-packages|"
+    r"codec can't|\bsys\.|bytearray\(|(?<![\w.~-])b'|values to unpack"
 )
 _OUT_OF_TIME: Final = re.compile(r"in time\b")
 """Seeds leave some items a millisecond: that a peer did not answer within it is the truth."""
@@ -157,6 +158,25 @@ def fault_of_status(status: status_pb2.Status) -> tuple[str, str | None]:
     if code is grpc.StatusCode.UNAVAILABLE and not _OUT_OF_TIME.search(status.message):
         return info.reason, f"bad input looks like an outage: {status.message}"
     return info.reason, fault_of_text(f"{status.message} {dict(info.metadata)}")
+
+
+STRANGE_PATHS: Final = (
+    *("/", "/a", "//", "/a/b/c", "/a/", "//a", "/callforest.ledger.v1.LedgerService"),
+    *("/callforest.ledger.v1.LedgerService/", "/callforest.ledger.v1.LedgerService/HasRows/x"),
+)
+"""Paths of no method."""
+
+
+async def fault_of_path(channel: grpc.aio.Channel, path: str) -> str | None:
+    """Say what is wrong with the answer to a path of no method."""
+    method = channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
+    try:
+        await method(b"", timeout=ANSWER_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return fault_of_text(error.details() or "")
+        return f"{path} is {error.code().name}: {error.details()}"
+    return f"{path} is answered"
 
 
 class RpcFuzz:

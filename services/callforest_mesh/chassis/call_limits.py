@@ -82,8 +82,10 @@ class CallCounter(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[RequestT, ResponseT] | None:
         """Give the counted handler of a method."""
         handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # such a path may be of any shape
         _, service, method = handler_call_details.method.split("/")
-        if handler is None or service not in self._own:
+        if service not in self._own:
             return handler
         waits = handler.request_streaming or method.startswith(_WAITING_PREFIXES)
         counted = self._counted(cast("_Handler", handler), waits=waits)

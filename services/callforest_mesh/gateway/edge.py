@@ -25,6 +25,7 @@ from callforest_mesh.gateway.answers import CONTEXT_HEADER, Answer, refusal_of
 from callforest_mesh.gateway.asked import KEY_HEADER, RETRY_HEADER, Asked, Identity, identify
 from callforest_mesh.gateway.context_report import context_header
 from callforest_mesh.gateway.evidence import Claim
+from callforest_mesh.gateway.http_server import refused
 from callforest_mesh.gateway.manifest_json import manifest_json
 from callforest_mesh.gateway.measures import RequestMeasures
 from callforest_mesh.gateway.options import GatewayOptions
@@ -202,11 +203,11 @@ class Edge:
         except web.HTTPException as error:
             code = "method_not_allowed" if error.status == 405 else "not_found"
             message = f"{request.method} {request.path} is not served here."
-            return _refused(HttpRefusal(error.status, code, message))
+            return refused(HttpRefusal(error.status, code, message))
         except ConnectionError:
             raise  # the client is gone: there is nobody to answer
         except Exception as error:  # noqa: BLE001 - logged under the incident that the caller gets
-            return _refused(refusal_of(error, f"{request.method} {request.path}"))
+            return refused(refusal_of(error, f"{request.method} {request.path}"))
 
 
 def _capture_key(request: web.Request) -> str:
@@ -243,13 +244,6 @@ def _traceparent(request: web.Request) -> str:
     """Give the caller's trace context; one that cannot be read is none (W3C, 4.3)."""
     context = parse_traceparent(request.headers.get("traceparent", ""))
     return "" if context is None else context.traceparent
-
-
-def _refused(refusal: HttpRefusal) -> web.Response:
-    response = _json(refusal.status, refusal.body())
-    if refusal.retry_after_s is not None:
-        response.headers["Retry-After"] = str(refusal.retry_after_s)
-    return response
 
 
 def _json(status: int, body: bytes) -> web.Response:

@@ -17,6 +17,7 @@ from typing import Final
 from callforest_core.lineage.items import Item
 from callforest_core.lineage.strict_json import (
     LEVELS_MAX,
+    AmbiguousJsonError,
     finite_number,
     is_deep,
     no_constant,
@@ -80,12 +81,23 @@ def read_body(body: bytes) -> Body:
     except RecursionError as error:
         raise malformed(f"The body is nested more than {LEVELS_MAX} deep.") from error
     except ValueError as error:
-        raise malformed(f"The body is not valid JSON: {error}.") from error
+        raise malformed(f"The body is not valid JSON: {_fault(error)}.") from error
     if fields is None:
         raise malformed("The body must be a JSON object.")
     if is_deep(text, fields):
         raise malformed(f"The body is nested more than {LEVELS_MAX} deep.")
     return Body(body, text, fields, places)
+
+
+def _fault(error: ValueError) -> str:
+    """Say what is wrong with a body, in words of our own: those of Python say what Python does."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not of UTF-8"
+    if isinstance(error, JSONDecodeError):
+        return f"character {error.pos} is not what must stand there"
+    if isinstance(error, AmbiguousJsonError):
+        return str(error)
+    return "an integer has more digits than any reader takes"
 
 
 def _read_object(text: str) -> tuple[Item | None, dict[str, tuple[int, int]]]:

@@ -16,7 +16,8 @@ class GatewayOptions:
         control_token: bearer token of the control route; with "" the route refuses everyone.
         calls_max: calls in work at once; more get 429.
         measures_max: calls that are measured at once; more get 429.
-        body_timeout_s: how long a request's body may take to arrive.
+        body_timeout_s: how long a request's body may take to arrive, and the head of the first one
+            on a connection.
         generate_timeout_s: how long a generation may take, its capture included.
         commit_timeout_s: how long the ledger's row of a call may take to become durable; then
             nothing is served.

@@ -25,6 +25,7 @@ from callforest_mesh.gateway.edge import Edge
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
+from callforest_mesh.gateway.http_server import EdgeRunner
 from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.reading import ChainReader, RequestReader
@@ -114,13 +115,10 @@ class GatewayService:
         Raises:
             OSError: the address is taken.
         """
-        # A handler is cancelled when its client goes away, which ends the generation.
-        runner = web.AppRunner(
+        runner = EdgeRunner(
             self._edge.application(),
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,
-            shutdown_timeout=self._options.grace_s,
+            head_timeout_s=self._options.body_timeout_s,
+            shutdown_timeout_s=self._options.grace_s,
         )
         await runner.setup()
         self._runner = runner

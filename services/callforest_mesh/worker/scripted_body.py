@@ -43,7 +43,7 @@ def read_scripted_body(body: bytes) -> ScriptedBody:
     try:
         fields = json.loads(body)
     except ValueError as error:
-        raise EngineRefusalError(f"The body is not valid JSON: {error}") from error
+        raise EngineRefusalError("The body is not valid JSON") from error
     if not isinstance(fields, dict):
         raise EngineRefusalError("The body must be a JSON object.")
     messages = fields.get("messages")

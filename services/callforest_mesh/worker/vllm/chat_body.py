@@ -51,7 +51,7 @@ def read_body(body: bytes, call_id: str) -> dict[str, Any]:
     try:
         parsed = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float)
     except ValueError as error:
-        raise EngineRefusalError(f"The body is not valid JSON: {error}") from error
+        raise EngineRefusalError("The body is not valid JSON") from error
     if not isinstance(parsed, dict):
         raise EngineRefusalError("The body must be a JSON object.")
     for name, harmless in _REFUSED:
