@@ -51,19 +51,19 @@ def test_nothing_breaks_the_baseline() -> None:
 
 
 @pytest.mark.requirement("API-5")
-@pytest.mark.parametrize("harm", ["rename", "renumber", "move"])
+@pytest.mark.parametrize("harm", ["remove", "rename", "renumber", "move"])
 def test_the_baseline_catches_a_break(tmp_path: Path, harm: str) -> None:
-    """The guard itself is tried: a comparison of a thing with itself would always pass."""
+    """The guard itself is tried, with the image that stands for the last release."""
     for name in ("proto", "third_party"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "buf.yaml", tmp_path)
-    frozen = _buf("build", "proto", "--exclude-source-info", "-o", BASELINE, cwd=tmp_path)
-    assert frozen.returncode == 0, frozen.stderr.decode()
     record = tmp_path / "proto/callforest/capture/v1/call_record.proto"
     text = record.read_text()
     field = re.search(r"^  \w[\w.]* (\w+) = 1\b", text, re.MULTILINE)
     assert field, "the record has a field with number 1"
-    if harm == "rename":
+    if harm == "remove":
+        text = text[: field.start()] + text[text.index(";", field.end()) + 1 :]
+    elif harm == "rename":
         text = text[: field.start(1)] + "renamed_" + text[field.start(1) :]
     elif harm == "renumber":
         text = text[: field.end() - 1] + "999" + text[field.end() :]

@@ -45,6 +45,24 @@ def test_answers_do_not_look_at_what_is_expected(suite: str) -> None:
         assert SUITES[suite].agrees(case, answer["answer"])
 
 
+def test_a_case_that_is_too_deep_costs_no_other_its_answer(tmp_path: Path) -> None:
+    good = cases_of("digest")[:2]
+    asked = {"id": "deep", "kind": "call", "input": good[0]["input"] | {"extras": "DEEP"}}
+    deep = json.dumps(asked).replace('"DEEP"', '{"a":' * 900 + "1" + "}" * 900)
+    lines = [json.dumps(good[0]), deep, json.dumps(good[1])]
+    status, answers = answered("digest", *lines)
+    assert status == 1
+    assert "nested" in answers[1]["answer"]["error"]
+    assert [SUITES["digest"].agrees(good[n], answers[2 * n]["answer"]) for n in (0, 1)] == [
+        True
+    ] * 2
+    file = tmp_path / "cases.jsonl"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    out = io.StringIO()
+    assert check("digest", file, out) == 1
+    assert out.getvalue().endswith("2 passed, 1 failed\n")
+
+
 @pytest.mark.parametrize("position", [0, 10, 25])
 def test_a_wrong_expectation_is_a_failure(position: int, tmp_path: Path) -> None:
     cases = [case for case in cases_of("digest") if case["kind"] == "call"]

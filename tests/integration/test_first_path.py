@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -91,6 +92,23 @@ async def test_record_is_of_the_call_that_was_served(mesh: FirstPathMesh) -> Non
     (staged,) = await mesh.staging.fetch(key, [call_id])
     assert staged.served_response == response.content
     assert staged.digest == record.coords.digest
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_first_byte_is_measured(tmp_path: Path, stream: bool) -> None:
+    """From the whole request to the first byte: the generation, and what capture adds to it."""
+    generation_ms, tick_ms = 200, 2  # the loop's clock goes by milliseconds
+    engine = ScriptedEngine(ScriptedOptions(latency_s=(generation_ms / 1000, generation_ms / 1000)))
+    async with running_mesh(tmp_path, engine) as mesh:
+        key = await mesh.open()
+        begun = time.perf_counter()
+        response = await mesh.ask(key, GO, stream=stream)
+        waited_ms = (time.perf_counter() - begun) * 1000
+    first_byte_ms = float(response.headers["x-callforest-ttfb-ms"])
+    overhead_ms = float(response.headers["x-callforest-overhead-ms"])
+    assert generation_ms - tick_ms <= first_byte_ms <= waited_ms + tick_ms
+    assert overhead_ms <= first_byte_ms - generation_ms + tick_ms
+    assert first_byte_ms - overhead_ms <= waited_ms + tick_ms
 
 
 @pytest.mark.requirement("CAP-4")

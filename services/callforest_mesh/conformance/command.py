@@ -11,6 +11,7 @@ from callforest_mesh.conformance.json_case import CaseError, Json, read_case, wr
 from callforest_mesh.conformance.suites import Suite, UnknownSuiteError, suite_named
 
 _SHOWN_CHARACTERS = 400
+_TOO_DEEP = "the case is nested deeper than it can be read"
 
 
 def check(suite: str, file: str | Path, stdout: TextIO | None = None) -> int:
@@ -73,6 +74,8 @@ def evaluate(suite: str, stdin: TextIO, stdout: TextIO) -> int:
             answered = chosen.answer(case)
         except CaseError as error:
             answered, status = {"error": str(error)}, 1
+        except RecursionError:
+            answered, status = {"error": _TOO_DEEP}, 1
         print(write_json({"id": case_id, "answer": answered}), file=stdout, flush=True)
     return status
 
@@ -91,5 +94,7 @@ def _failure(suite: Suite, line: str) -> str | None:
         expected = write_json(case.get("expect"))
     except CaseError as error:
         return str(error)
+    except RecursionError:
+        return _TOO_DEEP
     shown = write_json(answered)[:_SHOWN_CHARACTERS]
     return f"{case['id']}: answered {shown}, expected {expected[:_SHOWN_CHARACTERS]}"
