@@ -1,9 +1,10 @@
 """What capture costs: the whole mesh beside a bare gRPC echo, in one run.
 
-Real gRPC, each service its own process, all interceptors on, tracing at its default sampling. A
-scripted engine waits 5 to 35 ms a call (uniform, fixed seed). Every call adds 500 tokens (half
-observation, half generation), and a rollout begins with so many that its calls inherit 5,000 in the
-mean. Harnesses speak to the gRPC edge; their attempts are opened before the clock starts.
+Real gRPC, each service its own process, all interceptors on; metrics, and traces at their default
+sampling, go by OTLP to a collector whose own time does not count. A scripted engine waits 5 to 35 ms
+a call (uniform, fixed seed). Every call adds 500 tokens (half observation, half generation), and a
+rollout begins with so many that its calls inherit 5,000 in the mean. Harnesses speak to the gRPC
+edge; their attempts are opened before the clock starts.
 
     calls_per_s_N           captured calls a second with N rollouts at once
     added_latency_ms_*      what a call takes beyond the engine's own time, N = 1
@@ -37,10 +38,12 @@ import statistics
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from benchmarks._collector import start_collector
 from benchmarks._echo import echo_figures
 from benchmarks._processes import Mesh, running_mesh
 from callforest.capture.v1 import completion_pb2, staged_call_pb2
@@ -214,10 +217,11 @@ async def stage_records(mesh: Mesh, writers: int, each: int) -> tuple[float, flo
     return writers * each / seconds, staged_bytes
 
 
-async def measure(calls: int) -> dict[str, float]:
+async def measure(calls: int, collector: str) -> dict[str, float]:
     worker = {"engine": "scripted", "scripted": asdict(ENGINE)}
+    telemetry = {"exporter": "otlp", "endpoint": collector}
     result: dict[str, float] = {}
-    async with running_mesh(SERVICES, {"worker": worker}) as mesh:
+    async with running_mesh(SERVICES, {"worker": worker, "telemetry": telemetry}) as mesh:
         await run_load(mesh, 16, 2)  # warm
         for rollouts in (1, 16):
             load = await run_load(mesh, rollouts, calls)
@@ -273,7 +277,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=12, help="calls of each rollout")
     calls = parser.parse_args().calls
-    print("RESULT " + json.dumps(asyncio.run(measure(calls))))
+    with ExitStack() as stack:
+        collector = start_collector(stack)
+        print("RESULT " + json.dumps(asyncio.run(measure(calls, collector))))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,6 @@ import asyncio
 import gc
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
@@ -39,8 +37,8 @@ from statistics import median, quantiles
 from typing import Final
 
 import aiohttp
-import grpc.aio
 
+from benchmarks._collector import start_collector
 from callforest.capture.v1 import item_pb2
 from callforest.capture.v1.attempt_pb2 import CallIntent
 from callforest_client.admission import AdmissionClient
@@ -55,47 +53,6 @@ ITEMS_OF_A_CALL: Final = 5
 """AdmitCalls, RecordIntents, Generate, Stage, CommitCalls."""
 MODES: Final = {"off": None, "metrics": 0.0, "default": TelemetryOptions().sample_ratio, "all": 1.0}
 SERVICES: Final = "[staging, ledger, admission, worker, gateway]"
-EXPORT_METHODS: Final = (
-    "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
-    "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
-)
-
-
-class Discard(grpc.GenericRpcHandler):
-    """Takes every export, parses nothing, answers that all is well."""
-
-    def service(self, details: grpc.HandlerCallDetails) -> object:
-        async def answer(_request: bytes, _context: object) -> bytes:
-            return b""
-
-        known = details.method in EXPORT_METHODS
-        return grpc.unary_unary_rpc_method_handler(answer) if known else None
-
-
-async def collect() -> None:
-    """Be the collector until standard input ends."""
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Discard(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(port, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(None)
-
-
-def start_collector(stack: ExitStack) -> str:
-    """Start the collector; give its endpoint. It ends with the stack."""
-    child = subprocess.Popen(
-        [sys.executable, __file__, "--collect"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    stack.enter_context(child)
-    assert child.stdout is not None
-    assert child.stdin is not None
-    stack.callback(child.stdin.close)
-    return f"http://127.0.0.1:{int(child.stdout.readline())}"
 
 
 class Bench:
@@ -232,11 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--rollouts", type=int, default=32, help="of each mesh in a round")
-    parser.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.collect:
-        asyncio.run(collect())
-        return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         endpoint = start_collector(stack)

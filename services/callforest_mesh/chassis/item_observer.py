@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Generic, TypeAlias
 
 from callforest.capture.v1 import item_pb2
@@ -39,7 +41,10 @@ class ItemObserver(Generic[PayloadT, ResultT]):
 
     def __init__(
         self,
-        handler: Callable[[item_pb2.ItemContext, PayloadT], Awaitable[ResultT]],
+        handler: Callable[
+            [item_pb2.ItemContext, PayloadT],
+            Coroutine[object, object, ResultT] | asyncio.Future[ResultT],
+        ],
         *,
         service: str,
         rpc: str,
@@ -62,23 +67,50 @@ class ItemObserver(Generic[PayloadT, ResultT]):
             lambda: self._running,
         )
 
-    async def __call__(self, context: item_pb2.ItemContext, payload: PayloadT) -> ResultT:
-        """Answer an item."""
-        begun = time.perf_counter()
-        outcome = OK
+    def __call__(
+        self, context: item_pb2.ItemContext, payload: PayloadT
+    ) -> Coroutine[object, object, ResultT] | asyncio.Future[ResultT]:
+        """Answer an item; a handler that gives a future costs no task here either."""
+        if context.traceparent:
+            return self._watched(self._traced(context, payload), context.timeout_ms)
+        answer = self._handler(context, payload)
+        if not isinstance(answer, asyncio.Future):
+            return self._watched(answer, context.timeout_ms)
+        ended = functools.partial(self._ended, time.perf_counter(), context.timeout_ms)
         self._running += 1
+        answer.add_done_callback(ended)
+        return answer
+
+    async def _watched(
+        self, answering: Coroutine[object, object, ResultT], timeout_ms: int
+    ) -> ResultT:
+        """Take note of how an item ends."""
+        begun = time.perf_counter()
+        self._running += 1
+        error: BaseException | None = None
         try:
-            if not context.traceparent:
-                return await self._handler(context, payload)
-            with self._tracer.child(self._name, context.traceparent, "server") as span:
-                return await self._answer(context, payload, span)
-        except BaseException as error:
-            late = (time.perf_counter() - begun) * 1000 >= context.timeout_ms
-            outcome = "ITEM_DEADLINE" if late else outcome_of(error)
+            return await answering
+        except BaseException as raised:
+            error = raised
             raise
         finally:
-            self._running -= 1
-            self._durations.record(time.perf_counter() - begun, outcome)
+            self._note(begun, timeout_ms, error)
+
+    def _ended(self, begun: float, timeout_ms: int, answer: asyncio.Future[ResultT]) -> None:
+        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
+        self._note(begun, timeout_ms, error)
+
+    def _note(self, begun: float, timeout_ms: int, error: BaseException | None) -> None:
+        self._running -= 1
+        outcome = OK
+        if error is not None:
+            late = (time.perf_counter() - begun) * 1000 >= timeout_ms
+            outcome = "ITEM_DEADLINE" if late else outcome_of(error)
+        self._durations.record(time.perf_counter() - begun, outcome)
+
+    async def _traced(self, context: item_pb2.ItemContext, payload: PayloadT) -> ResultT:
+        with self._tracer.child(self._name, context.traceparent, "server") as span:
+            return await self._answer(context, payload, span)
 
     async def _answer(
         self, context: item_pb2.ItemContext, payload: PayloadT, span: Span
