@@ -1,9 +1,9 @@
 """What capture costs: the whole mesh beside a bare gRPC echo, in one run.
 
 Real gRPC, each service its own process, all interceptors on; metrics, and traces at their default
-sampling, go by OTLP to a collector whose own time does not count. A scripted engine waits 5 to 35 ms
-a call (uniform, fixed seed). Every call adds 500 tokens (half observation, half generation), and a
-rollout begins with so many that its calls inherit 5,000 in the mean. Harnesses speak to the gRPC
+sampling, go by OTLP to a collector whose own time does not count. A scripted engine waits 5 to 35
+ms a call (uniform, fixed seed). Every call adds 500 tokens (half observation, half generation), and
+a rollout begins with so many that its calls inherit 5,000 in the mean. Harnesses speak to the gRPC
 edge; their attempts are opened before the clock starts.
 
     calls_per_s_N           captured calls a second with N rollouts at once
