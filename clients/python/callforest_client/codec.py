@@ -221,6 +221,7 @@ def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:
         finish_reason=message.completion.finish_reason,
         status=_STATUS_NAMES.get(message.completion.status, ""),
         output=output_summary_from_proto(message.output) if message.HasField("output") else None,
+        intent_number=message.intent_number or None,
     )
 
 
@@ -268,6 +269,7 @@ def call_record_to_proto(
             weight_version_count=weight_version_count,
         ),
         replay=replay,
+        intent_number=record.intent_number or 0,
     )
     if record.output is not None:
         message.output.CopyFrom(output_summary_to_proto(record.output))
