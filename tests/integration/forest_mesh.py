@@ -72,10 +72,11 @@ class ForestPlayer(Player):
     def _record(self, made: Made, finish: str):
         served = [said(made.answer)]
         identity = made.call.identity
+        place = 1 + list(self.made).index(identity.call_id)
         record = CallRecord.of(
             made.call,
             f"chatcmpl-{identity.call_id}",
-            admitted_at=1_700_000_000.0 + self.tick_s * len(self.made),
+            admitted_at=1_700_000_000.0 + self.tick_s * place,
             finish_reason=finish,
             status="completed" if finish != "length" else "incomplete",
         )
