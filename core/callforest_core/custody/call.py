@@ -290,9 +290,9 @@ class CallRecord:
         finish_reason: why generation stopped, "" when unknown.
         status: completion status of the served response, "" when unknown.
         versions: layout versions of the digests.
-        output: identifies the answer in a returned history, of forest mode, or None.
         intent_number: place of the call among those that its attempt announced, from 1, as the
             ledger counted; None when it did not.
+        output: identifies the answer in a returned history, of forest mode, or None.
     """
 
     call_id: str
@@ -315,8 +315,8 @@ class CallRecord:
     finish_reason: str = ""
     status: str = ""
     versions: FormatVersions = FORMAT_VERSIONS
-    output: OutputSummary | None = None
     intent_number: int | None = None
+    output: OutputSummary | None = None
 
     @property
     def custody(self) -> Custody:
