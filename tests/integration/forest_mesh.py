@@ -22,7 +22,13 @@ from tests.unit.staging.calls import COMPLETION
 
 
 class ForestPlayer(Player):
-    """Plays a rollout of forest mode."""
+    """Plays a rollout of forest mode.
+
+    Attributes:
+        tick_s: by how much the gateway's clock moves on with each call.
+    """
+
+    tick_s = 1
 
     async def open(self) -> attempt_pb2.Attempt:
         attempt = await self._mesh.admission.open_attempt(
@@ -34,7 +40,7 @@ class ForestPlayer(Player):
     async def stage(self, call_id: str, parent: str | None = None, *, tokens: int = 6) -> Made:
         made = self._complete(call_id, parent, tokens)
         asked = forest_intent(call_id, made.items, key=self.key)
-        asked.admit_time.FromSeconds(1_700_000_000 + len(self.made))
+        asked.admit_time.FromSeconds(1_700_000_000 + self.tick_s * len(self.made))
         verdict = await self._mesh.admission.admit(asked)
         if parent is None:
             assert verdict.HasField("root"), verdict
@@ -43,6 +49,10 @@ class ForestPlayer(Player):
         response = json.dumps({"id": f"chatcmpl-{call_id}"}).encode()
         await self._mesh.staging.stage(staged_call_to_proto(made.call, response, COMPLETION))
         return made
+
+    async def commit(self, call_id: str, *, finish: str = "stop") -> None:
+        """Commit a call that was staged."""
+        await self._mesh.ledger.record(self._record(self.made[call_id], finish))
 
     async def admit(self, call_id: str) -> None:
         items = [{"role": "user", "content": call_id}]
@@ -62,10 +72,11 @@ class ForestPlayer(Player):
     def _record(self, made: Made, finish: str):
         served = [said(made.answer)]
         identity = made.call.identity
+        place = 1 + list(self.made).index(identity.call_id)
         record = CallRecord.of(
             made.call,
             f"chatcmpl-{identity.call_id}",
-            admitted_at=1_700_000_000.0 + len(self.made),
+            admitted_at=1_700_000_000.0 + self.tick_s * place,
             finish_reason=finish,
             status="completed" if finish != "length" else "incomplete",
         )

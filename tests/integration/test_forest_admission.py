@@ -24,6 +24,7 @@ from tests.unit.ledger.calls import (
     TENANT,
     failure,
     intent,
+    numbered,
     record,
     said,
     user,
@@ -112,7 +113,7 @@ async def test_a_forest_from_its_opening_to_its_manifest(mesh: Mesh) -> None:
     assert rewritten.root.reason == capture_admission_pb2.ROOT_REASON_HISTORY_NOT_RECORDED
     await mesh.ledger.record(forest_record("c", compacted, "C"))
     shown = await mesh.ledger.get_call("r1", "b")
-    assert (shown.verdict, shown.record, list(shown.failures)) == (verdict, child, [])
+    assert (shown.verdict, shown.record, list(shown.failures)) == (verdict, numbered(child, 2), [])
     manifest = await mesh.ledger.manifest("r1")
     assert [row.coords.call_id for row in manifest.records] == ["a", "b", "c"]
     assert not manifest.failures
@@ -236,7 +237,7 @@ async def test_a_request_that_ended_badly_behind_its_record_is_seen_in_forest_mo
     assert (await mesh.ledger.record_failure(ended)).kept_record
     await mesh.ledger.seal("r1")
     manifest = await mesh.ledger.manifest("r1")
-    assert manifest.records == [committed]
+    assert manifest.records == [numbered(committed, 1)]
     assert manifest.failures == ([ended] if is_forest else [])
     assert manifest.attempt.failure_count == len(manifest.failures)
     assert list((await mesh.ledger.get_call("r1", "a")).failures) == manifest.failures

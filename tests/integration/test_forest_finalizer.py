@@ -193,6 +193,37 @@ async def test_other_policies_select_too(
         await mesh.stop()
 
 
+@pytest.mark.requirement("SEL-3", "LED-1")
+@pytest.mark.parametrize("kind", ["socket", "local"])
+async def test_neither_a_clock_that_is_set_back_nor_who_finished_first_orders_rows(
+    kind: str, tmp_path: Path
+) -> None:
+    mesh = FinalizerMesh(tmp_path, kind, selection_policy="all_captured")
+    await mesh.start()
+    try:
+        player = ForestPlayer(mesh, "r0")
+        player.tick_s = -3600
+        await player.open()
+        for call_id in ("z", "m", "a"):
+            await player.stage(call_id)
+        for call_id in ("a", "z", "m"):
+            await player.commit(call_id)
+        records = (await mesh.ledger.manifest("r0")).records
+        assert [(one.coords.call_id, one.intent_number) for one in records] == [
+            ("a", 3),
+            ("z", 1),
+            ("m", 2),
+        ]
+        assert records[0].admit_time.seconds < records[1].admit_time.seconds
+        receipt = await player.finish("g", 0, declared_response_id="chatcmpl-m")
+        assert list(receipt.selected_call_ids) == ["z", "m", "a"]
+        await mesh.finalizer.finalize_group("g", 1)
+        (batch,) = await read_again(mesh, 1)
+        assert paths(batch) == [["z"], ["m"], ["a"]]
+    finally:
+        await mesh.stop()
+
+
 @pytest.mark.requirement("FIN-6")
 @pytest.mark.bugcase("B27")
 async def test_six_rollouts_thirteen_rows_and_three_of_padding_over_four_ranks(

@@ -36,6 +36,7 @@ from tests.unit.ledger.calls import (
     failure,
     first_told,
     intent,
+    numbered,
     probe,
     record,
     said,
@@ -106,7 +107,7 @@ async def test_a_rollout_from_its_opening_to_its_seal(client: LedgerClient) -> N
     sealed = await client.seal("r1")
     manifest = await client.manifest("r1")
     assert manifest.attempt == sealed
-    assert manifest.records == [root, child]
+    assert manifest.records == [numbered(root, 1), numbered(child, 2)]
     assert manifest.failures == [failure("c")]
     assert (sealed.record_count, sealed.failure_count) == (2, 1)
     assert list(sealed.pending_call_ids) == ["d"]

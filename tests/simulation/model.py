@@ -27,6 +27,7 @@ class ModelAttempt:
     """An attempt as the model knows it.
 
     Attributes:
+        calls: in the order in which they were announced.
         conversations: committed calls by what had been said when they ended: by models in chain
             mode, by anyone in forest mode.
         order: committed calls, first to last.

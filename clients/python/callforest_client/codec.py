@@ -215,6 +215,7 @@ def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:
         staging_key=staging_key(coords.capture_key, coords.call_id),
         response_id=message.response_id,
         admitted_at=seconds_of(message.admit_time) if message.HasField("admit_time") else None,
+        intent_number=message.intent_number or None,
         output_fingerprint=prints.output or None,
         continuation_fingerprint=prints.continuation or None,
         fingerprint_version=prints.version or NO_FINGERPRINT_VERSION,
@@ -261,6 +262,7 @@ def call_record_to_proto(
             cumulative_hash=record.cumulative_hash,
         ),
         response_id=record.response_id,
+        intent_number=record.intent_number or 0,
         completion=completion_pb2.Completion(
             status=_STATUSES[record.status],
             finish_reason=record.finish_reason,

@@ -84,7 +84,6 @@ class StagedCall:
         chain_hash: over the deltas from the root to here.
         cumulative_hash: over all tokens from the root to here, flat.
         versions: layout versions of the digests.
-
     """
 
     identity: CallIdentity
@@ -153,7 +152,6 @@ class StagedCall:
 
         Raises:
             DigestInputError: the fields have no digest.
-
         """
         if len(encoded) != 8 * len(self.token_ids) or len(logprobs) != 4 * len(self.logprobs):
             raise DigestInputError("the encoded columns are not those of this call")
@@ -292,6 +290,8 @@ class CallRecord:
         finish_reason: why generation stopped, "" when unknown.
         status: completion status of the served response, "" when unknown.
         versions: layout versions of the digests.
+        intent_number: place of the call among those that its attempt announced, from 1, as the
+            ledger counted; None when it did not.
         output: identifies the answer in a returned history, of forest mode, or None.
     """
 
@@ -315,6 +315,7 @@ class CallRecord:
     finish_reason: str = ""
     status: str = ""
     versions: FormatVersions = FORMAT_VERSIONS
+    intent_number: int | None = None
     output: OutputSummary | None = None
 
     @property
@@ -386,7 +387,6 @@ class Receipt:
         terminal_selection: `declared`, `response_id`, `content`, `heuristic` or None.
         terminal_attribution_reason: trail of the attribution, or None.
         versions: layout versions of the digests.
-
     """
 
     capture_key: str

@@ -14,7 +14,11 @@ from typing import Final, NamedTuple, NoReturn, TypeAlias
 from callforest_core.custody.call import CallRecord
 from callforest_core.forest.cuts import one_cut
 from callforest_core.forest.history import Account, Passage, Reference, ShownItem
-from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
+from callforest_core.forest.selection import (
+    SelectionFault,
+    SelectionRefusedError,
+    in_intent_order,
+)
 from callforest_core.lineage.native_ids import call_ids_in
 from callforest_core.lineage.source import EMPTY_HISTORY, SOURCE_VERSION, SourceHistory
 
@@ -42,14 +46,19 @@ class CapturedAnswers:
     """The answers of an attempt, findable by content and by what the harness calls them.
 
     Args:
-        records: of the attempt.
+        records: of the attempt, in any order.
         lost: calls of it that have no record; at most as many answers may be shown that no record
             has.
+
+    Attributes:
+        records: by call, in the order of their intents, none before the one that it continues.
     """
 
     def __init__(self, records: Sequence[CallRecord], lost: frozenset[str] = frozenset()) -> None:
         self.lost = lost
-        self.records: Mapping[str, CallRecord] = {record.call_id: record for record in records}
+        self.records: Mapping[str, CallRecord] = {
+            record.call_id: record for record in in_intent_order(records)
+        }
         outputs: dict[_Key, set[str]] = {}
         names: dict[str, set[str]] = {}
         for record in records:

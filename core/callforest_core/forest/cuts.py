@@ -30,7 +30,7 @@ def one_cut(
     Args:
         steps: the answers that may begin at each place that can be reached.
         length: items of the run.
-        records: of the attempt in commit order.
+        records: of the attempt in the order of their intents.
 
     Returns:
         None when the run cannot be cut.
@@ -82,7 +82,7 @@ def _cuts(
 def _one_reading(
     cuts: Sequence[list[tuple[int, Calls]]], records: Mapping[str, CallRecord]
 ) -> list[tuple[int, Calls]]:
-    """Choose among the ways to cut a stretch: parents before children, then in commit order."""
+    """Choose among the ways to cut a stretch: parents before children, then in intent order."""
     if len(cuts) == 1:
         return cuts[0]
     possible = [cut for cut in cuts if _is_possible(cut)]
@@ -92,7 +92,7 @@ def _one_reading(
             SelectionFault.ANSWER_AMBIGUOUS, "items can be cut into answers in several ways"
         )
     places = {call_id: place for place, call_id in enumerate(records)}
-    return min(possible, key=lambda cut: (_disorder(cut, records), _commits(cut, places)))
+    return min(possible, key=lambda cut: (_disorder(cut, records), _announced(cut, places)))
 
 
 def _is_possible(cut: Sequence[tuple[int, Calls]]) -> bool:
@@ -109,5 +109,5 @@ def _disorder(cut: Sequence[tuple[int, Calls]], records: Mapping[str, CallRecord
     return sum(places.get(parent or "", -1) > place for place, parent in parents)
 
 
-def _commits(cut: Sequence[tuple[int, Calls]], places: Mapping[str, int]) -> list[int]:
+def _announced(cut: Sequence[tuple[int, Calls]], places: Mapping[str, int]) -> list[int]:
     return [min(places[call_id] for call_id in calls) for _, calls in cut]

@@ -3,7 +3,8 @@
 A result shows answers whole and in order, as `response.output` (or `output`), an ordered list
 `responses`, snapshots in `transitions`, or as references in `ng_trajectory.turns[].model_calls`.
 Here they are only read; `answers` says which calls they are. Nothing is guessed: what cannot be
-read is refused.
+read is refused. Nothing is passed over either: a response that is told twice, by `output` and by
+`choices` say, makes two accounts.
 """
 
 from __future__ import annotations
@@ -85,13 +86,13 @@ class ReturnedHistory:
     Attributes:
         accounts: each a whole account of the accepted answers; if there are several, they must
             agree.
-        response: the scored response as the result has it, or None. Without another account it
-            is the account.
+        responses: the scored response, once for each member of the result that tells it. Without
+            other accounts they are the accounts; they must agree with each other in any case.
         references: calls named one by one, or None when the result has no trajectory.
     """
 
     accounts: tuple[Account, ...]
-    response: Passage | None
+    responses: tuple[Passage, ...]
     references: tuple[Reference, ...] | None
 
 
@@ -109,89 +110,160 @@ def read_history(result: object) -> ReturnedHistory:
         raise SelectionRefusedError(SelectionFault.HISTORY_MISSING, "no result was given")
     if not isinstance(result, dict):
         raise _unreadable("the result is no object")
-    accounts = []
+    accounts: list[Account] = []
     if (responses := result.get("responses")) is not None:
-        accounts.append(Account("responses", tuple(map(read_response, _list(responses)))))
+        parts = [[[one] for one in _tellings(response)] for response in _list(responses)]
+        for name, told in _named("responses", _readings(parts)):
+            accounts.append(Account(name, tuple(_passage(*one.shown) for one in told)))
     if (transitions := result.get("transitions")) is not None:
-        accounts.append(_snapshots("transitions", _list(transitions)))
-    response, own = _own_response(result)
-    if not accounts and own is not None:
-        accounts.append(own)
+        accounts += _snapshots("transitions", _list(transitions))
+    own, scored = _own_accounts(result)
+    accounts = accounts or own
     references = _references(result.get("ng_trajectory"))
     shown = any(passage.runs for account in accounts for passage in account.passages)
     if not shown and not references:
         raise SelectionRefusedError(SelectionFault.HISTORY_MISSING, "it shows no answer")
-    return ReturnedHistory(tuple(accounts) if shown else (), response, references)
+    return ReturnedHistory(tuple(accounts) if shown else (), scored, references)
 
 
-def read_response(response: object) -> Passage:
+def read_response(response: object) -> tuple[Passage, ...]:
     """Read one response in Responses or Chat shape, or a bare list of items.
+
+    Returns:
+        It, once for each member that tells it; once if none does.
 
     Raises:
         SelectionRefusedError: `history_unreadable`.
     """
-    return _passage(*_items_of(response))
+    return tuple(_passage(*one.shown) for one in _tellings(response))
 
 
-def _own_response(result: dict[str, object]) -> tuple[Passage | None, Account | None]:
-    """Give the result's own response, and the account that its output is."""
+def own_response(result: object) -> tuple[Passage, ...]:
+    """Read a result's own response, once for each member of the result that tells it.
+
+    Raises:
+        SelectionRefusedError: `history_unreadable`.
+    """
+    return _own_accounts(result)[1] if isinstance(result, dict) else ()
+
+
+class _Telling(NamedTuple):
+    """What one member tells of a response.
+
+    Attributes:
+        member: its name, "" for a bare list; None when nothing is told.
+        items: what it holds.
+        response_id: the id of the response as a whole, or "".
+    """
+
+    member: str | None
+    items: list[object]
+    response_id: str
+
+    @property
+    def shown(self) -> tuple[list[object], str]:
+        """The items and the id."""
+        return self.items, self.response_id
+
+
+def _own_accounts(result: dict[str, object]) -> tuple[list[Account], tuple[Passage, ...]]:
+    """Give the accounts that a result's own response makes, and the response as each tells it."""
     response = result.get("response")
-    holder = response if isinstance(response, dict) else result
-    output = holder.get("output")
-    if isinstance(output, list) and any(isinstance(one, list) for one in output):
-        account = _snapshots("response.output", output)
-        return (account.passages[-1] if account.passages else None), account
-    if response is None and output is None and "choices" not in result:
-        return None, None
-    own = read_response(holder if response is None or holder is response else response)
-    return own, Account("response.output", (own,))
-
-
-def _snapshots(name: str, transitions: Sequence[object]) -> Account:
-    """Read snapshots; what one shows again of the one before it is not read twice."""
+    told = [] if response is None else _tellings(response)
+    named = [(".".join(filter(None, ("response", one.member))), one) for one in told]
+    named += [(one.member or "", one) for one in _members(result)]
+    accounts: list[Account] = []
     passages: list[Passage] = []
-    before: list[object] = []
-    for transition in transitions:
-        for items, response_id in _snapshot(transition):
+    for name, one in named:
+        if any(isinstance(item, list) for item in one.items):
+            snapshots = _snapshots(name, one.items)
+            accounts += snapshots
+            passages += [last for account in snapshots for last in account.passages[-1:]]
+            passages.append(Passage((), one.response_id))
+            continue
+        passages.append(_passage(*one.shown))
+        if one.member is not None:
+            accounts.append(Account(name, (passages[-1],)))
+    return accounts, tuple(passages)
+
+
+def _snapshots(name: str, transitions: Sequence[object]) -> list[Account]:
+    """Read snapshots; what one shows again of the one before it is not read twice."""
+    accounts: list[Account] = []
+    for way, told in _named(name, _readings([_snapshot(one) for one in transitions])):
+        passages: list[Passage] = []
+        before: list[object] = []
+        for items, response_id in (one.shown for one in told):
             known = len(before) if items[: len(before)] == before else 0
             passage = _passage(items[known:], response_id)
             if not passage.runs:
                 passage = replace(passage, again=_passage(items, "").runs)
             passages.append(passage)
             before = items
-    return Account(name, tuple(passages), repeats=True)
+        accounts.append(Account(way, tuple(passages), repeats=True))
+    return accounts
 
 
-def _snapshot(transition: object) -> list[tuple[list[object], str]]:
-    """Give the items of the responses of one transition, each with its id."""
+def _snapshot(transition: object) -> list[list[_Telling]]:
+    """Give the responses of one transition, once for each way in which it tells them."""
     if isinstance(transition, list):
-        return [(transition, "")]
+        return [[_Telling("", transition, "")]]
     if not isinstance(transition, dict):
         raise _unreadable("a transition is no object")
-    several = transition.get("responses")
-    one = transition.get("response")
-    found = [] if several is None else list(_list(several))
+    several, one = transition.get("responses"), transition.get("response")
+    held = [] if several is None else list(_list(several))
     if one is not None:
-        found.append(one)
-    if several is None and one is None and "output" in transition:
-        found.append(transition)
-    return [_items_of(response) for response in found]
+        held.append(one)
+    ways = [[own] for own in _members(transition)]
+    if several is not None or one is not None:
+        parts = [[[telling] for telling in _tellings(response)] for response in held]
+        ways = [*_readings(parts), *ways]
+    return ways or [[]]
 
 
-def _items_of(response: object) -> tuple[list[object], str]:
+def _readings(parts: Sequence[Sequence[Sequence[_Telling]]]) -> list[list[_Telling]]:
+    """Give the ways to read parts in order; each way to tell a part is in one of them.
+
+    Args:
+        parts: each as the ways in which it is told, at least one.
+    """
+    count = max((len(ways) for ways in parts), default=1)
+    return [
+        [telling for ways in parts for telling in ways[min(way, len(ways) - 1)]]
+        for way in range(count)
+    ]
+
+
+def _named(name: str, readings: Sequence[list[_Telling]]) -> list[tuple[str, list[_Telling]]]:
+    return [(f"{name} ({way})" if way > 1 else name, told) for way, told in enumerate(readings, 1)]
+
+
+def _tellings(response: object) -> list[_Telling]:
+    """Give what is told of one response: by each of its members, or that nothing is."""
     if isinstance(response, list):
-        return response, ""
+        return [_Telling("", response, "")]
     if not isinstance(response, dict):
         raise _unreadable("a response is no object")
-    given = response.get("id")
-    response_id = given if isinstance(given, str) else ""
-    if "output" not in response and "choices" in response:
+    return _members(response) or [_Telling(None, [], _id_of(response))]
+
+
+def _members(holder: dict[str, object]) -> list[_Telling]:
+    """Give what `output` and `choices` tell, if they are there."""
+    found: list[_Telling] = []
+    if (output := holder.get("output")) is not None:
+        found.append(_Telling("output", _list(output), _id_of(holder)))
+    if holder.get("choices") is not None:
         try:
-            return list(response_items(response, Dialect.CHAT)), response_id
+            items = list(response_items(holder, Dialect.CHAT))
         except ItemsError as error:
             raise _unreadable(error.fact) from error
-    output = response.get("output")
-    return ([] if output is None else _list(output)), response_id
+        found.append(_Telling("choices", list[object](items), _id_of(holder)))
+    return found
+
+
+def _id_of(holder: dict[str, object]) -> str:
+    given = holder.get("id")
+    return given if isinstance(given, str) else ""
 
 
 def _passage(items: Sequence[object], response_id: str) -> Passage:

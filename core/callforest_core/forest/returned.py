@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from callforest_core.custody.call import CallRecord
 from callforest_core.forest.answers import CapturedAnswers, Shown, read_account, read_passage
-from callforest_core.forest.history import Account, Reference, ReturnedHistory
+from callforest_core.forest.history import Account, Passage, Reference, ReturnedHistory
 from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
 
 
@@ -41,14 +42,14 @@ def returned_calls(
     captured = CapturedAnswers(records, lost)
     references = None if history.references is None else _referred(captured, history.references)
     told = [_told(captured, account, references) for account in history.accounts]
-    if any(other != told[0] for other in told):
+    if any(other.call_ids != told[0].call_ids for other in told):
         names = " and ".join(account.name for account in history.accounts)
         raise _contradiction(f"{names} do not show the same answers")
-    call_ids = told[0] if told else references
+    call_ids = told[0].call_ids if told else references
     if not call_ids:
         raise SelectionRefusedError(SelectionFault.HISTORY_MISSING, "it shows no answer")
     _check_order(captured, call_ids)
-    return Returned(call_ids, _last(captured, history, call_ids))
+    return Returned(call_ids, _last(captured, history, told, call_ids))
 
 
 def _referred(captured: CapturedAnswers, references: Sequence[Reference]) -> tuple[str, ...]:
@@ -67,9 +68,17 @@ def _referred(captured: CapturedAnswers, references: Sequence[Reference]) -> tup
     return tuple(call_ids)
 
 
-def _told(
-    captured: CapturedAnswers, account: Account, references: tuple[str, ...] | None
-) -> tuple[str, ...]:
+class _Told(NamedTuple):
+    """What an account shows: the calls in order, and whose answer it ends with, if that is known.
+
+    Snapshots may end with an answer that was shown before.
+    """
+
+    call_ids: tuple[str, ...]
+    last: str | None
+
+
+def _told(captured: CapturedAnswers, account: Account, references: tuple[str, ...] | None) -> _Told:
     """Say which calls one account shows, with the references as a second witness."""
     if references is None:
         return _resolve(captured, _captured(captured, account, None), account)
@@ -78,15 +87,19 @@ def _told(
     except SelectionRefusedError:
         read_account(captured, account, None)  # what is wrong with the account alone is said first
         raise _contradiction(f"{account.name} shows answers that no reference names") from None
-    at = 0
+    at, last = 0, None
     for one in shown:
+        again = one.candidates & set(references[:at])
         if at < len(references) and references[at] in one.candidates:
+            last = references[at]
             at += 1
-        elif not (account.repeats and one.candidates & set(references[:at])):
+        elif account.repeats and again:
+            last = _only(again)
+        else:
             raise _contradiction(f"{account.name} and the references differ at answer {at + 1}")
     if at != len(references):
         raise _contradiction(f"{account.name} does not show every referenced call")
-    return references
+    return _Told(references, last)
 
 
 def _captured(
@@ -101,13 +114,11 @@ def _captured(
     return known
 
 
-def _resolve(
-    captured: CapturedAnswers, shown: Sequence[Shown], account: Account
-) -> tuple[str, ...]:
+def _resolve(captured: CapturedAnswers, shown: Sequence[Shown], account: Account) -> _Told:
     """Give each answer its call.
 
     Equal answers that are all shown are all selected; which of them is which makes no difference
-    but for their order, and they stand as they were committed.
+    but for their order, and they stand in the order of their intents.
 
     Raises:
         SelectionRefusedError: `answer_duplicated` or `answer_ambiguous`.
@@ -127,14 +138,17 @@ def _resolve(
                     SelectionFault.ANSWER_DUPLICATED, detail, calls_at_fault
                 )
             if len(free) == len(places) and not again:
-                told.update(zip(places, _in_commit_order(captured.records, free), strict=True))
+                announced = [call_id for call_id in captured.records if call_id in free]
+                told.update(zip(places, announced, strict=True))
         if not told:
             detail = "several calls gave this answer, and no id tells which"
             raise SelectionRefusedError(
                 SelectionFault.ANSWER_AMBIGUOUS, detail, sorted(kept[waiting[0]].candidates)
             )
         calls.update(told)
-    return tuple(calls[place] for place in range(len(kept)))
+    call_ids = tuple(calls[place] for place in range(len(kept)))
+    # What is shown again is one call's alone; equal answers are kept.
+    return _Told(call_ids, (_only(shown[-1].candidates) or call_ids[-1]) if shown else None)
 
 
 def _named(shown: Sequence[Shown], account: Account) -> tuple[list[Shown], dict[int, str], bool]:
@@ -159,23 +173,6 @@ def _named(shown: Sequence[Shown], account: Account) -> tuple[list[Shown], dict[
     return kept, calls, len(kept) < len(shown)
 
 
-def _in_commit_order(records: Mapping[str, CallRecord], calls: frozenset[str]) -> list[str]:
-    """Order calls as they were committed, each behind those of them that it continues."""
-    ordered: list[str] = []
-    seen: set[str] = set()
-    for call_id in records:
-        if call_id not in calls:
-            continue
-        line: list[str] = []
-        cursor: str | None = call_id
-        while cursor is not None and cursor in records and cursor not in seen:
-            seen.add(cursor)
-            line.append(cursor)
-            cursor = records[cursor].parent_call_id
-        ordered += [one for one in reversed(line) if one in calls]
-    return ordered
-
-
 def _check_order(captured: CapturedAnswers, call_ids: Sequence[str]) -> None:
     """Refuse a history in which an answer stands before one that it was given."""
     places = {call_id: place for place, call_id in enumerate(call_ids)}
@@ -187,24 +184,58 @@ def _check_order(captured: CapturedAnswers, call_ids: Sequence[str]) -> None:
 
 
 def _last(
-    captured: CapturedAnswers, history: ReturnedHistory, call_ids: tuple[str, ...]
+    captured: CapturedAnswers,
+    history: ReturnedHistory,
+    told: Sequence[_Told],
+    call_ids: tuple[str, ...],
 ) -> str | None:
-    """Give the call that the result's own response ends with; all it shows must be selected."""
-    response = history.response
-    if response is None or not response.runs:
-        return None
-    if captured.lost and not read_passage(captured, response, None)[-1].candidates:
-        detail = "the scored answer is that of a lost call"
-        raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
-    if any(response in account.passages for account in history.accounts):
-        return call_ids[-1]
+    """Give the call that the result's own response ends with.
+
+    All that it shows must be selected, and all that tell it must show the same.
+    """
+    responses = [response for response in history.responses if response.runs]
+    if captured.lost:
+        for response in responses:
+            if not read_passage(captured, response, None)[-1].candidates:
+                detail = "the scored answer is that of a lost call"
+                raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
+    ends = [
+        (account.passages[-1:], one.last)
+        for account, one in zip(history.accounts, told, strict=True)
+    ]
+    known = {
+        next((last for ending, last in ends if ending == (response,)), None)
+        for response in responses
+    }
+    if len(known) == 1 and None not in known:
+        return known.pop()
+    shown = [_selected(captured, response, call_ids) for response in responses]
+    if any(not _agree(one, shown[0]) for one in shown):
+        raise _contradiction("the response is told in two ways that do not show the same answers")
+    named = [one[-1].candidates for one in shown]
+    return _only(frozenset.intersection(*named)) if named else None
+
+
+def _selected(
+    captured: CapturedAnswers, response: Passage, call_ids: tuple[str, ...]
+) -> list[Shown]:
     try:
-        shown = read_passage(captured, response, frozenset(call_ids))
+        return read_passage(captured, response, frozenset(call_ids))
     except SelectionRefusedError:
         read_passage(captured, response, None)
         raise _contradiction("the response shows an answer that the history does not") from None
-    named = shown[-1].candidates
-    return next(iter(named)) if len(named) == 1 else None
+
+
+def _agree(first: Sequence[Shown], second: Sequence[Shown]) -> bool:
+    """Say whether two readings can be of the same calls."""
+    return len(first) == len(second) and all(
+        one.candidates & other.candidates for one, other in zip(first, second, strict=True)
+    )
+
+
+def _only(calls: frozenset[str]) -> str | None:
+    """Give the call of a set of one, or None."""
+    return next(iter(calls)) if len(calls) == 1 else None
 
 
 def _contradiction(detail: str) -> SelectionRefusedError:

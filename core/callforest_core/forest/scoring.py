@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from callforest_core.custody.call import CallRecord
 from callforest_core.forest.answers import CapturedAnswers
-from callforest_core.forest.history import Passage, read_response
+from callforest_core.forest.history import Passage
 from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
 
 
@@ -21,12 +21,12 @@ class Witnesses:
 
     Attributes:
         declared_response_id: what the harness declares, or None.
-        response: the scored response, as it was read; None when there is none.
+        responses: the scored response, as each member that tells it was read.
         last_call_id: the call that the returned history ends the scored response with, or None.
     """
 
     declared_response_id: str | None = None
-    response: Passage | None = None
+    responses: tuple[Passage, ...] = ()
     last_call_id: str | None = None
 
 
@@ -37,14 +37,6 @@ class ScoredCall:
     call_id: str
     stage: str
     trail: str
-
-
-def readable_response(response: object) -> Passage | None:
-    """Read a scored response; one that cannot be read is no witness."""
-    try:
-        return read_response(response)
-    except SelectionRefusedError:
-        return None
 
 
 def scored_call(
@@ -67,47 +59,47 @@ def scored_call(
             or contradict each other (`terminal_ambiguous`).
     """
     captured = CapturedAnswers(records, lost)
-    named = _heard(captured, witnesses)
-    if not named:
+    heard = _heard(captured, witnesses)
+    if not heard:
         detail = "no witness names the scored call"
         raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
-    agreed = frozenset.intersection(*named.values())
+    named = [who for _, who in heard]
+    agreed = frozenset.intersection(*named)
     if not agreed:
-        told = ", ".join(f"{witness}: {'/'.join(sorted(who))}" for witness, who in named.items())
+        told = ", ".join(f"{witness}: {'/'.join(sorted(who))}" for witness, who in heard)
         raise SelectionRefusedError(
-            SelectionFault.TERMINAL_AMBIGUOUS, told, frozenset.union(*named.values())
+            SelectionFault.TERMINAL_AMBIGUOUS, told, frozenset.union(*named)
         )
     if len(agreed) > 1:
         agreed &= frozenset(among)
     if len(agreed) != 1:
         detail = "several calls said what the scored response says"
         raise SelectionRefusedError(
-            SelectionFault.TERMINAL_AMBIGUOUS, detail, frozenset.union(*named.values())
+            SelectionFault.TERMINAL_AMBIGUOUS, detail, frozenset.union(*named)
         )
     (call_id,) = agreed
-    first, *others = named
+    first, *others = dict.fromkeys(witness for witness, _ in heard)
     trail = f"corroborated_by={'+'.join(others)}" if others else ""
     return ScoredCall(call_id, first, trail)
 
 
-def _heard(captured: CapturedAnswers, witnesses: Witnesses) -> dict[str, frozenset[str]]:
-    """Give the calls that each witness names; those that name none are left out."""
-    named: dict[str, frozenset[str]] = {}
+def _heard(captured: CapturedAnswers, witnesses: Witnesses) -> list[tuple[str, frozenset[str]]]:
+    """Give the witnesses with the calls that each names; those that name none are left out."""
+    named: list[tuple[str, frozenset[str]]] = []
     if witnesses.declared_response_id is not None:
         declared = captured.called(witnesses.declared_response_id)
         if not declared:
             detail = f"the declared id {witnesses.declared_response_id!r} names no captured call"
             raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
-        named["declared"] = declared
-    if witnesses.response is not None:
-        _require_recorded(captured, witnesses.response)
-        if said := captured.called(witnesses.response.response_id):
-            named["response_id"] = said
-        if said := _content(captured, witnesses.response):
-            named["content"] = said
+        named.append(("declared", declared))
+    for response in witnesses.responses:
+        _require_recorded(captured, response)
+        if said := captured.called(response.response_id):
+            named.append(("response_id", said))
     if witnesses.last_call_id is not None:
-        named["content"] = frozenset({witnesses.last_call_id})
-    return named
+        return [*named, ("content", frozenset({witnesses.last_call_id}))]
+    contents = [_content(captured, response) for response in witnesses.responses]
+    return [*named, *(("content", said) for said in contents if said)]
 
 
 def _require_recorded(captured: CapturedAnswers, response: Passage) -> None:

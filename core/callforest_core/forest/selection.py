@@ -112,12 +112,16 @@ class Selection:
 
 
 def in_intent_order(records: Iterable[CallRecord]) -> list[CallRecord]:
-    """Order records by when their calls were announced; when they finished does not count.
+    """Order records as their calls were announced; when they finished does not count.
 
-    The times are a gateway's clock, which can be set back. So that the order stays one in which
-    calls can have been announced, none stands before the call that it continues.
+    The ledger numbers them. Records of earlier releases have no number: where one has none, all are
+    ordered by the times at which a gateway took them, a clock that can be set back. So that the
+    order stays one in which calls can have been announced, none stands before the call that it
+    continues.
     """
-    every = sorted(records, key=_announced)
+    given = list(records)
+    numbered = all(record.intent_number is not None for record in given)
+    every = sorted(given, key=_by_number if numbered else _by_clock)
     known = {one.call_id for one in every}
     children: dict[str, list[int]] = {}
     ready: list[int] = []  # places in `every`, so that the smallest was announced first
@@ -136,7 +140,12 @@ def in_intent_order(records: Iterable[CallRecord]) -> list[CallRecord]:
     return ordered + [one for one in every if one.parent_call_id in children]
 
 
-def _announced(record: CallRecord) -> tuple[float, str]:
+def _by_number(record: CallRecord) -> tuple[float, str]:
+    assert record.intent_number is not None
+    return record.intent_number, record.call_id
+
+
+def _by_clock(record: CallRecord) -> tuple[float, str]:
     when = math.inf if record.admitted_at is None else record.admitted_at
     return when, record.call_id
 

@@ -7,7 +7,7 @@ is refused; what is only unfit for training masks the rollout.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,12 +17,12 @@ from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_core.custody.call import CallRecord, Receipt, StagedCall
 from callforest_core.custody.verification import VerificationError
 from callforest_core.forest.answers import CapturedAnswers
-from callforest_core.forest.history import Passage, read_history
+from callforest_core.forest.history import Passage, own_response, read_history, read_response
 from callforest_core.forest.receipts import receipt_digest
 from callforest_core.forest.reconstruction import Forest, reconstruct
 from callforest_core.forest.returned import returned_calls
 from callforest_core.forest.sampling import sampling_fault
-from callforest_core.forest.scoring import ScoredCall, Witnesses, readable_response, scored_call
+from callforest_core.forest.scoring import ScoredCall, Witnesses, scored_call
 from callforest_core.forest.selection import (
     ALL_CAPTURED,
     EXPLICIT,
@@ -35,6 +35,7 @@ from callforest_core.forest.selection import (
     all_captured,
     check_terminal,
     checked_choice,
+    in_intent_order,
     incomplete_call,
     open_call,
     without_failed,
@@ -145,12 +146,15 @@ def choose(
     elif policy.name == RETURNED_HISTORY:
         choice = _returned(request, records, lost)
     elif policy.name == ALL_CAPTURED:
-        scored = scored_call(records, _witnesses(request, _given(request)), (), lost)
+        given = _given(request)
+        witnesses = _witnesses(request, given, _readable(own_response, given))
+        scored = scored_call(records, witnesses, (), lost)
         call_ids = all_captured(records, scored.call_id)
         choice = _choice(call_ids, scored, ALL_CAPTURED, CallReason.LEAF_NOT_COMPLETED)
     else:
         result = _result(request)
-        call_ids, terminal = policy.select(records, {} if result is None else result)
+        announced = in_intent_order(records)
+        call_ids, terminal = policy.select(announced, {} if result is None else result)
         scored = ScoredCall(terminal, "policy", "")
         choice = _choice(call_ids, scored, policy.name, CallReason.NOT_CHOSEN)
         _check_declared(request, records, scored)
@@ -285,7 +289,7 @@ def _returned(
     result = _result(request)
     history = read_history(result)
     returned = returned_calls(records, history, lost)
-    witnesses = _witnesses(request, result, history.response, returned.last_call_id)
+    witnesses = _witnesses(request, result, history.responses, returned.last_call_id)
     scored = scored_call(records, witnesses, returned.call_ids, lost)
     return _choice(returned.call_ids, scored, RETURNED_HISTORY, CallReason.NOT_RETURNED)
 
@@ -299,7 +303,7 @@ def _choice(
 def _witnesses(
     request: pb.FinalizeRolloutRequest,
     result: object,
-    response: Passage | None = None,
+    responses: tuple[Passage, ...],
     last_call_id: str | None = None,
 ) -> Witnesses:
     """Gather who testifies of the scored call.
@@ -314,10 +318,18 @@ def _witnesses(
     own = returned.get("response")
     scored = _parsed(request.scored_response)
     if request.scored_response and scored != own:
-        response, last_call_id = readable_response(scored), None
-    elif response is None and own is not None:
-        response = readable_response(own)
-    return Witnesses(declared if isinstance(declared, str) else None, response, last_call_id)
+        responses, last_call_id = _readable(read_response, scored), None
+    return Witnesses(declared if isinstance(declared, str) else None, responses, last_call_id)
+
+
+def _readable(
+    read: Callable[[object], tuple[Passage, ...]], response: object
+) -> tuple[Passage, ...]:
+    """Read a scored response where it is a witness alone: one that cannot be read is none."""
+    try:
+        return read(response)
+    except SelectionRefusedError:
+        return ()
 
 
 def _check_declared(

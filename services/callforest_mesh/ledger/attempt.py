@@ -83,6 +83,7 @@ class AdmittedCall:
         is_keyed: whether an idempotency key alone names it.
         admit_time: the serialized Timestamp of when the gateway took it.
         withdrawal: the serialized CallWithdrawal that settled it, or None.
+        intent_number: its place among the calls that the attempt announced, from 1.
     """
 
     body_digest: bytes
@@ -93,6 +94,7 @@ class AdmittedCall:
     record: bytes | None = None
     failures: tuple[bytes, ...] = ()
     failure_reasons: tuple[str, ...] = ()
+    intent_number: int = 0
 
     def read_verdict(self) -> capture_admission_pb2.Verdict:
         """Give the verdict as it was first given."""
@@ -274,14 +276,15 @@ class AttemptView:
         known = self._calls.get(intent.call_id)
         if known is not None and known.withdrawal is None:
             raise LogError(revision, f"a second intent of call {intent.call_id}")
+        self.intent_count += 1
         self._calls[intent.call_id] = AdmittedCall(
             intent.body_digest,
             intent.verdict.SerializeToString(),
             intent.is_keyed,
             intent.admit_time.SerializeToString(),
+            intent_number=self.intent_count,
         )
         self._pending[intent.call_id] = None
-        self.intent_count += 1
         if not intent.is_keyed:
             self._unkeyed.setdefault(intent.body_digest, {})[intent.call_id] = None
         if intent.configuration_digest and not self.configuration_digest:

@@ -34,13 +34,14 @@ FAILURES_MAX: Final = 8
 PROOF_BYTES: Final = 32
 ROOT_INPUT: Final = capture_admission_pb2.CAPTURE_INPUT_ROOT
 SPLICED_INPUT: Final = capture_admission_pb2.CAPTURE_INPUT_SPLICED
-_FOR_PEOPLE: Final = ("traceparent", "difference")
+_NOT_COMPARED: Final = ("traceparent", "difference", "intent_number")
+"""What is for people alone, and what only the ledger tells."""
 
 
 def commit_record(
     view: AttemptView | None, record: call_record_pb2.CallRecord
 ) -> Decision[ledger_service_pb2.CommittedEntry]:
-    """Append the record of a staged call.
+    """Append the record of a staged call, with the place of its intent in the attempt.
 
     The first COORDINATES_MISMATCH is in the decision, because it leaves a failure row; a repeat
     gets it raised.
@@ -74,7 +75,9 @@ def commit_record(
             coords.capture_key, coords.call_id, INVALID_COORDINATES, mismatch.message
         )
         return Decision(_committed(known, 1), (failed,), mismatch)
-    return Decision(_committed(known, 1), (ledger_event_pb2.LedgerEvent(record=record),))
+    appended = ledger_event_pb2.LedgerEvent(record=record)
+    appended.record.intent_number = call.intent_number
+    return Decision(_committed(known, 1), (appended,))
 
 
 def commit_failure(
@@ -181,10 +184,10 @@ def _is_same(known: call_record_pb2.CallRecord, sent: call_record_pb2.CallRecord
 
 
 def _untold(record: call_record_pb2.CallRecord) -> call_record_pb2.CallRecord:
-    """Give a record without what is for people alone."""
+    """Give a record without what no repeat is held to."""
     told = call_record_pb2.CallRecord()
     told.CopyFrom(record)
-    for name in _FOR_PEOPLE:
+    for name in _NOT_COMPARED:
         told.ClearField(name)
     return told
 

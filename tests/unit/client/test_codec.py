@@ -1,5 +1,7 @@
 """The codec loses nothing between the core's values and the messages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -79,7 +81,8 @@ def test_columns_of_different_deltas_are_refused() -> None:
 
 
 @pytest.mark.parametrize("call", [root(), continuation()], ids=["root", "continuation"])
-def test_record_survives_the_wire(call: StagedCall) -> None:
+@pytest.mark.parametrize("intent_number", [None, 3])
+def test_record_survives_the_wire(call: StagedCall, intent_number: int | None) -> None:
     record = CallRecord.of(
         call,
         "chatcmpl-x",
@@ -90,9 +93,11 @@ def test_record_survives_the_wire(call: StagedCall) -> None:
         finish_reason="length",
         status="incomplete",
     )
+    record = replace(record, intent_number=intent_number)
     message = codec.call_record_to_proto(
         record, call.identity.capture_key, generation_len=2, context=(3, b"d" * 32)
     )
+    assert message.intent_number == (intent_number or 0)
     assert codec.call_record_from_proto(message) == record
     assert message.coords == codec.coords_of(call)
     assert message.fingerprints.context_item_count == 3

@@ -17,6 +17,11 @@ def last_root(records: list[CallRecord], result: dict[str, object]) -> object:
     return kept, kept[-1].response_id
 
 
+def everything(records: list[CallRecord], result: object) -> object:
+    """Selects what it is given as it is given; the last of it is scored."""
+    return records, records[-1].response_id
+
+
 def alters(records: list[CallRecord], result: object) -> object:
     object.__setattr__(records[0], "parent_call_id", "elsewhere")
     return records[:1], records[0].response_id

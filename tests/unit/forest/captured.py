@@ -43,6 +43,7 @@ def record(
     status: str = "completed",
     finish_reason: str = "stop",
     admitted_at: float | None = None,
+    intent: int | None = None,
 ) -> CallRecord:
     """The record of a call of 4 new tokens that answered this."""
     start = 0 if parent is None else parent.cum_len
@@ -65,4 +66,5 @@ def record(
         finish_reason=finish_reason,
         status=status,
         output=None if answer is None else output_summary(answer),
+        intent_number=intent,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
+from callforest_core.custody.call import CallRecord
 from callforest_core.forest.history import read_response
-from callforest_core.forest.scoring import ScoredCall, Witnesses, readable_response, scored_call
+from callforest_core.forest.scoring import ScoredCall, Witnesses, scored_call
 from callforest_core.forest.selection import (
     CallReason,
     Selection,
@@ -23,9 +25,9 @@ from callforest_core.forest.selection import (
 )
 from tests.unit.forest.captured import record, said
 
-A = record("a", [said("one")], admitted_at=1.0)
-B = record("b", [said("two")], A, admitted_at=2.0)
-C = record("c", [said("three")], A, admitted_at=3.0)
+A = record("a", [said("one")], admitted_at=1.0, intent=1)
+B = record("b", [said("two")], A, admitted_at=2.0, intent=2)
+C = record("c", [said("three")], A, admitted_at=3.0, intent=4)
 RECORDS = [C, A, B]
 KNOWN = {one.call_id: one for one in RECORDS}
 
@@ -153,26 +155,54 @@ def test_a_response_id_of_two_selected_calls_scores_neither() -> None:
     assert caught.value.fault == "terminal_ambiguous"
 
 
-def test_intent_order_does_not_depend_on_who_finished_first() -> None:
-    unstamped = replace(record("z", None), admitted_at=None)
-    tied = replace(record("y", None), admitted_at=2.0)
-    ordered = [one.call_id for one in in_intent_order([unstamped, tied, C, B, A])]
-    assert ordered == ["a", "b", "y", "c", "z"]
+def ordered(*records: CallRecord) -> list[str]:
+    return [one.call_id for one in in_intent_order(records)]
 
 
 @pytest.mark.requirement("SEL-3")
-def test_a_clock_that_is_set_back_puts_no_call_before_the_one_that_it_continues() -> None:
+@pytest.mark.parametrize("clock", [(1.0, 2.0, 3.0, 4.0), (9.0, 8.0, 1.0, 5.0), (None,) * 4])
+def test_the_clock_does_not_matter_where_the_ledger_numbered_the_intents(
+    clock: tuple[float | None, ...],
+) -> None:
+    """D, a root, was announced before C, a sibling of B; whatever a gateway's clock showed."""
+    other = record("d", [said("four")], intent=3)
+    stamped = [
+        replace(one, admitted_at=when) for one, when in zip((A, B, C, other), clock, strict=True)
+    ]
+    for committed in permutations(stamped):
+        assert ordered(*committed) == ["a", "b", "d", "c"]
+        assert all_captured(committed, "b") == ("a", "b", "d", "c")
+
+
+def by_clock(*records: CallRecord) -> list[CallRecord]:
+    """Records as an earlier release wrote them."""
+    return [replace(one, intent_number=None) for one in records]
+
+
+@pytest.mark.requirement("SEL-3")
+def test_records_of_earlier_releases_stand_by_the_clock_and_no_call_before_its_parent() -> None:
+    unstamped = replace(record("z", None), admitted_at=None)
+    tied = replace(record("y", None), admitted_at=2.0)
+    assert ordered(*by_clock(unstamped, tied, C, B, A)) == ["a", "b", "y", "c", "z"]
     hour = 3600.0
     root = replace(A, admitted_at=A.admitted_at + hour)
-    ordered = [one.call_id for one in in_intent_order([C, B, root])]
-    assert ordered == ["a", "b", "c"]
+    assert ordered(*by_clock(C, B, root)) == ["a", "b", "c"]
     other = record("d", [said("four")], admitted_at=2.5)
-    assert [one.call_id for one in in_intent_order([root, B, C, other])] == ["d", "a", "b", "c"]
+    assert ordered(*by_clock(root, B, C, other)) == ["d", "a", "b", "c"]
+
+
+@pytest.mark.requirement("SEL-3")
+def test_an_attempt_that_two_releases_recorded_has_one_order() -> None:
+    """Numbers and times do not compare, so one record without a number leaves all to the clock."""
+    late = replace(A, intent_number=None, admitted_at=2.5)
+    roots = [replace(one, parent_call_id=None) for one in (late, B, C)]
+    for committed in permutations(roots):
+        assert ordered(*committed) == ["b", "a", "c"]
 
 
 def test_a_record_that_leads_back_to_itself_is_kept_for_the_verification() -> None:
     first, second = replace(B, parent_call_id="c"), replace(C, parent_call_id="b")
-    assert [one.call_id for one in in_intent_order([second, A, first])] == ["a", "b", "c"]
+    assert ordered(second, A, first) == ["a", "b", "c"]
 
 
 def test_a_selection_says_why_of_every_call() -> None:
@@ -184,7 +214,7 @@ def test_a_selection_says_why_of_every_call() -> None:
 def witnesses(
     declared: str | None = None, response: object = None, last: str | None = None
 ) -> Witnesses:
-    read = None if response is None else read_response(response)
+    read = () if response is None else read_response(response)
     return Witnesses(declared, read, last)
 
 
@@ -226,6 +256,15 @@ def test_the_trail_names_who_agreed() -> None:
         (witnesses("chatcmpl-a", {"id": "chatcmpl-b"}), "terminal_ambiguous"),
         (witnesses(response={"id": "chatcmpl-a", "output": [said("two")]}), "terminal_ambiguous"),
         (witnesses("chatcmpl-a", last="c"), "terminal_ambiguous"),
+        (
+            witnesses(
+                response={
+                    "output": [said("two")],
+                    "choices": [{"message": {"role": "assistant", "content": "three"}}],
+                }
+            ),
+            "terminal_ambiguous",
+        ),
     ],
 )
 def test_no_scored_call_is_guessed(given: Witnesses, fault: str) -> None:
@@ -243,8 +282,3 @@ def test_of_calls_that_said_the_same_the_selected_one_is_scored() -> None:
         with pytest.raises(SelectionRefusedError) as caught:
             scored_call(twins, given, among)
         assert caught.value.fault == "terminal_ambiguous"
-
-
-def test_a_response_that_cannot_be_read_is_no_witness() -> None:
-    assert readable_response({"output": [{"role": "assistant", "content": 5}]}) is None
-    assert readable_response("done") is None

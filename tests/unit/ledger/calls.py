@@ -118,6 +118,16 @@ def record(
     return made
 
 
+def numbered(
+    committed: call_record_pb2.CallRecord, intent_number: int
+) -> call_record_pb2.CallRecord:
+    """Give a record as the ledger keeps it of the call that it announced in this place."""
+    kept = call_record_pb2.CallRecord()
+    kept.CopyFrom(committed)
+    kept.intent_number = intent_number
+    return kept
+
+
 def length(committed: call_record_pb2.CallRecord) -> int:
     return committed.coords.prev_token_count + committed.coords.delta_token_count
 

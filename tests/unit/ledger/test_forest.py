@@ -22,6 +22,7 @@ from tests.unit.ledger.calls import (
     facts,
     failure,
     length,
+    numbered,
     record,
     said,
     user,
@@ -251,7 +252,7 @@ def test_a_failure_beside_a_record_is_visible_and_unmakes_nothing(attempt: Fores
     assert not commits.commit_record(attempt.view, forest_record("a")).events, "a repeat"
     assert attempt.announce("b", SECOND).continuation.parent_call_id == "a"
     found = core.get_call(attempt.view, KEY, "a")
-    assert (found.record, list(found.failures)) == (forest_record("a"), [failed])
+    assert (found.record, list(found.failures)) == (numbered(forest_record("a"), 1), [failed])
     assert facts(attempt.replayed()) == facts(attempt.view)
     attempt.seal()
     assert commits.commit_failure(attempt.view, failed).answer.kept_record

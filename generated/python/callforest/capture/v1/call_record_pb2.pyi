@@ -96,12 +96,18 @@ class CallRecord(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     DIFFERENCE_FIELD_NUMBER: _builtins.int
+    INTENT_NUMBER_FIELD_NUMBER: _builtins.int
     response_id: _builtins.str
     """response_id is the id of the response that the harness got."""
     traceparent: _builtins.str
     """traceparent is the W3C trace context of the gateway's span of the call, so that what comes of the
     call can link to it; empty when the call was not sampled. It is for telemetry alone: no digest covers
     it, and two records that differ in nothing else are the same.
+    """
+    intent_number: _builtins.int
+    """intent_number is the place of the call among all that its attempt announced, from 1; it orders calls,
+    whatever any clock says. Only the ledger sets it, from its log: what a client sends is not looked at,
+    and two records that differ in nothing else are the same. 0 in records of earlier releases.
     """
     @_builtins.property
     def coords(self) -> _commit_coords_pb2.CommitCoords:
@@ -150,10 +156,11 @@ class CallRecord(_message.Message):
         output: Global___OutputSummary | None = ...,
         decision: _capture_admission_pb2.CaptureDecision | None = ...,
         difference: Global___HistoryDifference | None = ...,
+        intent_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "output", b"output", "replay", b"replay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "output", b"output", "replay", b"replay", "response_id", b"response_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "intent_number", b"intent_number", "output", b"output", "replay", b"replay", "response_id", b"response_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
