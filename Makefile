@@ -99,6 +99,10 @@ faults: install ## Put faulty links, disks and consumers between real processes 
 	@$(BIN)/pytest -q -s tests/robustness/test_lost_answers.py tests/robustness/test_late_rows.py \
 		tests/robustness/test_slow_consumer.py tests/robustness/test_slow_disk.py
 
+.PHONY: rolling
+rolling: install ## Restart every service, one after the other, under load (DEPTH=n rounds)
+	@$(BIN)/pytest -q -s tests/robustness/test_rolling.py
+
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)
 	@rm -rf $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
