@@ -103,6 +103,10 @@ faults: install ## Put faulty links, disks and consumers between real processes 
 rolling: install ## Restart every service, one after the other, under load (DEPTH=n rounds)
 	@$(BIN)/pytest -q -s tests/robustness/test_rolling.py
 
+.PHONY: overload
+overload: install ## Let calls come twice as fast as they can be made (DEPTH=10 for a minute)
+	@$(BIN)/pytest -q -s tests/robustness/test_overload.py
+
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)
 	@rm -rf $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
