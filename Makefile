@@ -108,6 +108,10 @@ rolling: install ## Restart every service, one after the other, under load (DEPT
 overload: install ## Let calls come twice as fast as they can be made (DEPTH=10 for a minute)
 	@$(BIN)/pytest -q -s tests/robustness/test_overload.py
 
+.PHONY: skew
+skew: install ## Play with peers of the last release and of the next (DEPTH=n)
+	@$(BIN)/pytest -q -s tests/robustness/test_skew.py
+
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)
 	@rm -rf $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
