@@ -112,6 +112,14 @@ overload: install ## Let calls come twice as fast as they can be made (DEPTH=10 
 skew: install ## Play with peers of the last release and of the next (DEPTH=n)
 	@$(BIN)/pytest -q -s tests/robustness/test_skew.py
 
+.PHONY: memory
+memory: install ## Let a service run out of memory under load (DEPTH=n times)
+	@$(BIN)/pytest -q -s tests/robustness/test_memory.py
+
+.PHONY: mutants
+mutants: install ## Try small faults of the core against its own tests (DEPTH=n times 40; SEED=n)
+	@$(BIN)/python -m tests.mutation.run
+
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)
 	@rm -rf $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
