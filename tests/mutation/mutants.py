@@ -163,7 +163,7 @@ def _changes(node: ast.AST, place: str) -> Iterator[_Change]:
             continue
         children = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
         for index, child in children:
-            if not isinstance(child, ast.AST) or _is_documentation(child):
+            if not isinstance(child, ast.AST) or _is_documentation(child) or _is_invariant(child):
                 continue
             inner = place
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -180,6 +180,11 @@ def _around(parent: ast.AST, child: ast.AST) -> ast.AST:
     bare = not isinstance(child, ast.stmt | ast.expr) or isinstance(child, ast.Constant)
     in_block = not isinstance(parent, ast.expr | ast.comprehension) and hasattr(parent, "body")
     return parent if bare and not in_block else child
+
+
+def _is_invariant(child: ast.AST) -> bool:
+    """Say whether this is `strict=...` of a zip, which asserts what holds."""
+    return isinstance(child, ast.keyword) and child.arg == "strict"
 
 
 def _is_documentation(child: ast.AST) -> bool:

@@ -4,7 +4,7 @@ Mutants are drawn by a seed from all of custody, lineage and forest. Of a surviv
 missing or code is dead, unless it is equivalent: those are named, with the reason, in
 `equivalent.txt`, and are not drawn.
 
-Usage: python -m tests.mutation.run [--depth 1] [--seed 1] [--jobs 2] [--only WORD]
+Usage: python -m tests.mutation.run [--depth 1] [--seed 1] [--jobs 2] [--only WORD] [--again FILE]
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ GOLDEN: Final = {
     "lineage": ("test_lineage_vectors.py", "test_lineage_page.py"),
     "forest": ("test_forest_cases.py", "test_forest_walkthrough.py"),
 }
+NEIGHBOURS: Final = {
+    "custody": ("worker/test_core.py", "staging/test_core.py", "client/test_codec.py"),
+    "lineage": ("ledger/test_core.py", "ledger/test_forest.py", "gateway/test_core.py"),
+    "forest": ("finalizer/test_salvage.py", "finalizer/test_forest.py", "finalizer/test_groups.py"),
+}
+"""Unit tests of what is decided by a package elsewhere."""
 QUICK: Final = ("tests/unit", "tests/golden")
 EQUIVALENT: Final = Path(__file__).parent / "equivalent.txt"
+SURVIVED: Final = "survived: "
 DRAWN: Final = 40
 """Mutants of one depth."""
 SURVIVORS_MOST: Final = 0.1
@@ -63,16 +70,23 @@ def every_mutant() -> list[Mutant]:
     return [one for module, file in modules().items() for one in mutants_of(module, file)]
 
 
-def drawn(count: int, seed: int, only: str = "") -> list[Mutant]:
+def drawn(count: int, seed: int, only: str = "", named: str = "") -> list[Mutant]:
     """Draw mutants that are not known to be equivalent.
 
     Args:
         count: how many.
         seed: which.
         only: a part of their names.
+        named: lines of an earlier run's survivors, to try these again; "" for any.
     """
-    known = equivalents()
-    pool = [one for one in every_mutant() if one.name not in known and only in one.name]
+    known, lines = equivalents(), named.splitlines()
+    pool = [
+        one
+        for one in every_mutant()
+        if one.name not in known
+        and only in one.name
+        and (not named or f"{SURVIVED}{one.name}" in lines)
+    ]
     return random.Random(seed).sample(pool, min(count, len(pool)))
 
 
@@ -89,6 +103,7 @@ def tests_of(module: str) -> list[list[Path]]:
         own,
         golden,
         users,
+        [ROOT / "tests" / "unit" / name for name in NEIGHBOURS[package]],
     ]
     seen: set[Path] = set()
     fresh = []
@@ -125,14 +140,13 @@ def trials(mutants: Sequence[Mutant]) -> list[Trial]:
     ]
 
 
-def run(count: int, seed: int, jobs: int, only: str = "") -> dict[str, object]:
+def run(mutants: Sequence[Mutant], jobs: int) -> dict[str, object]:
     """Try mutants; print the survivors, give the figures of the RESULT line.
 
     Raises:
         TrialError: the tests fail without any mutant.
     """
     began = time.monotonic()
-    mutants = drawn(count, seed, only)
     outcomes = run_trials(trials(mutants), jobs=jobs, told=_say)
     if not all(one.survived for one in outcomes if not one.trial.module):
         raise TrialError("the tests fail without any mutant")
@@ -143,7 +157,6 @@ def run(count: int, seed: int, jobs: int, only: str = "") -> dict[str, object]:
         "killed": len(tried) - survivors,
         "survivors": survivors,
         "score": round(1 - survivors / max(1, len(tried)), 3),
-        "seed": seed,
         "s_a_mutant": round(sum(one.took_s for one in tried) / max(1, len(tried)), 2),
         "wall_s": round(time.monotonic() - began, 1),
     }
@@ -151,7 +164,7 @@ def run(count: int, seed: int, jobs: int, only: str = "") -> dict[str, object]:
 
 def _say(outcome: Outcome) -> None:
     if outcome.trial.module and outcome.survived:
-        print(f"survived: {outcome.trial.name}", flush=True)
+        print(f"{SURVIVED}{outcome.trial.name}", flush=True)
 
 
 def main() -> None:
@@ -159,9 +172,12 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=int(os.environ.get("DEPTH", "1")))
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED", "1")))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="a part of the mutants' names")
+    parser.add_argument("--again", type=Path, help="an earlier run's output: try its survivors")
     chosen = parser.parse_args()
-    figures = run(DRAWN * chosen.depth, chosen.seed, chosen.jobs, chosen.only)
+    named = chosen.again.read_text("utf-8") if chosen.again else ""
+    mutants = drawn(DRAWN * chosen.depth, chosen.seed, chosen.only, named)
+    figures = {"seed": chosen.seed} | run(mutants, chosen.jobs)
     print("RESULT " + json.dumps(figures))
     sys.exit(figures["survivors"] > SURVIVORS_MOST * figures["mutants"])
 

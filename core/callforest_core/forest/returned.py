@@ -196,7 +196,7 @@ def _last(
     if captured.lost and not read_passage(captured, response, None)[-1].candidates:
         detail = "the scored answer is that of a lost call"
         raise SelectionRefusedError(SelectionFault.TERMINAL_MISSING, detail)
-    if any(response in account.passages for account in history.accounts):
+    if any(account.passages[-1:] == (response,) for account in history.accounts):
         return call_ids[-1]
     try:
         shown = read_passage(captured, response, frozenset(call_ids))

@@ -18,6 +18,10 @@ def test_room_of_large_sequences_takes_a_medium_and_smalls() -> None:
     assert bins == [[0, 2], [1, 5, 3, 6], [4]]
 
 
+def test_room_is_filled_as_long_as_anything_fits() -> None:
+    assert pack_bins([55, 5, 20], 100) == [[0, 2, 1]]
+
+
 def test_leftovers_go_to_the_emptiest_new_bin() -> None:
     # Nothing is large: three mediums need two bins, the smaller sequences level them.
     assert pack_bins([40, 38, 36, 10, 9], 100) == [[0, 1], [2, 3, 4]]

@@ -55,6 +55,7 @@ def select(result: object, records: list[CallRecord] | None = None) -> Returned:
             ]
         },
         {"transitions": [{"response": {"output": TRANSCRIPT[:end]}} for end in (3, 8, 10)]},
+        {"transitions": [{"output": one} for one in (A_SAYS, B_SAYS, C_SAYS)]},
         {"transitions": [TRANSCRIPT[:3], TRANSCRIPT[:8], TRANSCRIPT]},
         {"response": {"output": [TRANSCRIPT[:3], TRANSCRIPT[:8], TRANSCRIPT]}},
         {"ng_trajectory": REFERENCES},
@@ -63,6 +64,11 @@ def select(result: object, records: list[CallRecord] | None = None) -> Returned:
             "ng_trajectory": REFERENCES,
             "responses": [{"output": A_SAYS}, {"output": B_SAYS}, {"output": C_SAYS}],
             "response": {"output": C_SAYS},
+        },
+        {
+            # The second shows the first once more, behind something that it did not show.
+            "ng_trajectory": REFERENCES,
+            "transitions": [A_SAYS, [asked(), *TRANSCRIPT]],
         },
         {"responses": [{"output": TRANSCRIPT}], "transitions": [TRANSCRIPT]},
     ],
@@ -74,11 +80,13 @@ def select(result: object, records: list[CallRecord] | None = None) -> Returned:
         "transitions",
         "mixed transitions",
         "snapshots",
+        "outputs of transitions",
         "bare snapshots",
         "snapshots as output",
         "references",
         "references and output",
         "references and responses",
+        "references and snapshots that repeat",
         "two accounts",
     ],
 )
@@ -98,6 +106,15 @@ def test_a_chat_history_selects_too() -> None:
     }
     assert select(result, records).call_ids == ("a", "b")
     assert select({"response": chat(answers[1])}, records) == Returned(("b",), "b")
+
+
+@pytest.mark.requirement("SEL-2")
+def test_the_result_s_own_response_names_the_scored_call() -> None:
+    answers = [{"output": one} for one in (A_SAYS, B_SAYS, C_SAYS)]
+    whole = {"responses": answers, "response": {"output": TRANSCRIPT}}
+    assert select(whole) == Returned(("a", "b", "c"), "c")
+    earlier = {"responses": answers, "response": {"output": B_SAYS}}
+    assert select(earlier) == Returned(("a", "b", "c"), "b"), "wherever it stands"
 
 
 @pytest.mark.requirement("SEL-2")
@@ -215,6 +232,7 @@ def test_cuts_that_select_the_same_calls_are_one_reading() -> None:
     two = record("two", [said("a"), said("a")], one)
     items = {"output": [said("a")] * 3}
     assert select(items, [one, two]).call_ids == ("one", "two"), "a parent comes first"
+    assert select(items, [two, one]).call_ids == ("one", "two"), "whenever it was committed"
     alone = record("alone", [said("a"), said("a")])
     assert select(items, [alone, one]).call_ids == ("alone", "one"), "in commit order"
     third = record("third", [said("a")])
