@@ -91,7 +91,7 @@ def drawn(count: int, seed: int, only: str = "", named: str = "") -> list[Mutant
 
 
 @functools.cache
-def tests_of(module: str) -> list[list[Path]]:
+def quick_tests_of(module: str) -> list[list[Path]]:
     """Give the quick tests of a module in rounds, the likeliest to notice a mutant first."""
     package, stem = module.split(".")[1:]
     own = sorted((ROOT / "tests" / "unit" / package).glob("test_*.py"))
@@ -129,12 +129,12 @@ def _imported(file: Path) -> set[str]:
 
 def trials(mutants: Sequence[Mutant]) -> list[Trial]:
     """Make the trials of mutants, and one of all their tests without any."""
-    every = {file for one in mutants for files in tests_of(one.module) for file in files}
+    every = {file for one in mutants for files in quick_tests_of(one.module) for file in files}
     unchanged = Trial("unchanged", "", CORE, str, [sorted(every)])
     return [
         unchanged,
         *(
-            Trial(one.name, one.module, one.file, one.source, tests_of(one.module))
+            Trial(one.name, one.module, one.file, one.source, quick_tests_of(one.module))
             for one in mutants
         ),
     ]
