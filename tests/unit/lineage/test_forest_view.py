@@ -241,6 +241,11 @@ def test_among_equals_the_same_spelling_is_preferred() -> None:
     assert resolved(calls) == AmbiguousHistory(("null", "empty"), 2)
     commit(view, "again", TASK, [{**calls, "content": ""}])
     assert resolved({**calls, "content": ""}) == AmbiguousHistory(("empty", "again"), 2)
+    for call_id, content in (("x", None), ("y", "")):
+        commit(view, call_id, TASK, [{**calls, "content": content}], response_id="resp_xy")
+    named = {**calls, "id": "resp_xy"}
+    assert parent(resolved({**named, "content": None})) == "x", "of those that ids name, alone"
+    assert parent(resolved({**named, "content": ""})) == "y"
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}
