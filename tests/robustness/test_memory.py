@@ -28,6 +28,7 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(300 * DEPTH)
+@pytest.mark.requirement("CAP-6")
 @pytest.mark.parametrize("kind", kinds())
 async def test_a_service_without_memory_loses_nothing(directory: Path, kind: str) -> None:
     """P1 durable ack, row 15. Where no control group can be made, the limit alone is tried."""

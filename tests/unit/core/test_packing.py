@@ -52,8 +52,9 @@ def test_too_few_sequences_for_the_bins_are_refused() -> None:
 
 @pytest.mark.parametrize(("capacity", "bins", "multiple"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
 def test_sizes_must_be_positive(capacity: int, bins: int, multiple: int) -> None:
-    with pytest.raises(PackingRefusedError):
-        pack_bins([1], capacity, bins, multiple)
+    for lengths in ([1], []):
+        with pytest.raises(PackingRefusedError, match="must be positive"):
+            pack_bins(lengths, capacity, bins, multiple)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 4))
