@@ -39,7 +39,7 @@ async def test_an_overload_costs_no_goodput(folder: Path) -> None:
     assert overload.goodput_ratio >= GOODPUT_LEAST
     assert overload.breach_share <= BREACHES_MOST
     assert set(overload.outcomes) <= {"good", "breach", "pushed_back"}, "typed, with a delay"
-    assert overload.outcomes["pushed_back"] > overload.outcomes.total() / 4
+    assert overload.outcomes["pushed_back"] > overload.outcomes.total() / 10, "it was too much"
     assert overload.lost == 0
     assert overload.failures <= overload.outcomes["breach"], "what is pushed back leaves no trace"
 
