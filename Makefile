@@ -97,7 +97,28 @@ simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items;
 .PHONY: faults
 faults: install ## Put faulty links, disks and consumers between real processes (DEPTH=n)
 	@$(BIN)/pytest -q -s tests/robustness/test_lost_answers.py tests/robustness/test_late_rows.py \
-		tests/robustness/test_slow_consumer.py tests/robustness/test_slow_disk.py
+		tests/robustness/test_slow_consumer.py tests/robustness/test_slow_disk.py \
+		tests/robustness/test_reader_leak.py
+
+.PHONY: rolling
+rolling: install ## Restart every service, one after the other, under load (DEPTH=n rounds)
+	@$(BIN)/pytest -q -s tests/robustness/test_rolling.py
+
+.PHONY: overload
+overload: install ## Let calls come twice as fast as they can be made (DEPTH=10 for a minute)
+	@$(BIN)/pytest -q -s tests/robustness/test_overload.py
+
+.PHONY: skew
+skew: install ## Play with peers of the last release and of the next (DEPTH=n)
+	@$(BIN)/pytest -q -s tests/robustness/test_skew.py
+
+.PHONY: memory
+memory: install ## Let a service run out of memory under load (DEPTH=n times)
+	@$(BIN)/pytest -q -s tests/robustness/test_memory.py
+
+.PHONY: mutants
+mutants: install ## Try small faults of the core against its own tests (DEPTH=n times 40; SEED=n)
+	@$(BIN)/python -m tests.mutation.run
 
 .PHONY: clean
 clean: ## Remove what the checks leave behind (never .venv)

@@ -17,8 +17,8 @@ from pathlib import Path
 from callforest.capture.v1 import attempt_pb2, staged_call_pb2
 from callforest_client.codec import (
     ColumnError,
+    are_coords_of,
     call_record_from_proto,
-    coords_of,
     staged_call_from_proto,
 )
 from callforest_core.custody.call import Receipt
@@ -176,7 +176,7 @@ class _StoreCheck:
             if call is None:
                 continue  # damaged, and named by Staging's own check
             calls.append(call)
-            if coords_of(call) != record.coords:
+            if not are_coords_of(record.coords, call):
                 yield _fault(attempt, call_id, "its record commits to another call")
         if calls and len(calls) == len(records):
             counts["attempts_verified_whole"] += 1

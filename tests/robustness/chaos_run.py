@@ -10,10 +10,11 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from callforest_client.rollout import RolloutOwner
 from callforest_mesh.chassis.configuration import SERVICES
@@ -23,7 +24,7 @@ from tests.robustness.chaos_load import ChaosLoad, Consumer, Pusher
 from tests.robustness.chaos_points import Target, read_hits, targets, times
 from tests.robustness.history import check_bytes, check_calls, check_groups, check_receipts
 from tests.robustness.kill_run import KillRun, check_training, train_to, watch_metrics
-from tests.robustness.killer import restart
+from tests.robustness.killer import Victims, restart
 from tests.robustness.rollout_load import LoadOptions
 from tests.robustness.victim import CALL_DIARY
 from tests.robustness.victim_mesh import GAUGES, VictimMesh, running_mesh
@@ -48,6 +49,7 @@ class ChaosOptions:
         settle_s: how long a rollout's calls may take to settle before it is sealed.
         end_s: how long the consumer and the cleanup may take once nobody strikes any more; what is
             not done by then is lost.
+        with_trainer: whether a trainer takes the rows though it has no point to be hit at.
     """
 
     wanted: Counter[Target]
@@ -60,11 +62,12 @@ class ChaosOptions:
     run_s: float = 3600.0
     settle_s: float = 30.0
     end_s: float = 240.0
+    with_trainer: bool = False
 
     @property
     def trains(self) -> bool:
-        """Whether a trainer is struck; else a plain consumer takes the rows."""
-        return "trainer" in self.hunted
+        """Whether a trainer takes the rows; else a plain consumer does."""
+        return self.with_trainer or "trainer" in self.hunted
 
     @property
     def hunted(self) -> tuple[str, ...]:
@@ -156,6 +159,10 @@ class ChaosRun:
         }
 
 
+Strike: TypeAlias = Callable[[VictimMesh, ChaosRun], Awaitable[None]]
+"""Does something to a mesh while it is at work."""
+
+
 def every_point(hits: int, services: Sequence[str] = HUNTED) -> Counter[Target]:
     """Want every point of some services hit so often."""
     return Counter(dict.fromkeys(targets(services), hits))
@@ -177,8 +184,29 @@ async def run_chaos(directory: Path, options: ChaosOptions) -> ChaosRun:
         TimeoutError: the run does not come to its end.
     """
     hunters = hunters_of(directory / GAUGES, options)
+
+    async def hunt(mesh: VictimMesh, run: ChaosRun) -> None:
+        await _hunt(mesh, run, hunters, options)
+
+    return await run_struck(directory, options, hunt, kind=ArmedVictims)
+
+
+async def run_struck(
+    directory: Path, options: ChaosOptions, strike: Strike, *, kind: type[Victims] = Victims
+) -> ChaosRun:
+    """Play while something is done to the mesh; then look for everything that was acknowledged.
+
+    Args:
+        directory: short enough for a socket.
+        options: what is played, and who runs.
+        strike: does it; when it returns, the load ends what it has begun.
+        kind: keeps the processes.
+
+    Raises:
+        TimeoutError: the run does not come to its end.
+    """
     async with running_mesh(
-        directory, options.running, flaw=options.flaw, changed=QUICK, kind=ArmedVictims
+        directory, options.running, flaw=options.flaw, changed=QUICK, kind=kind
     ) as mesh:
         run = _prepared(mesh, directory, options)
         began = time.monotonic()
@@ -186,7 +214,7 @@ async def run_chaos(directory: Path, options: ChaosOptions) -> ChaosRun:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run.load.run())
-                tasks.create_task(_hunt(mesh, run, hunters, options))
+                tasks.create_task(_struck(mesh, run, strike))
             await _settle(mesh, run, options)
         finally:
             for one in helpers:
@@ -203,6 +231,13 @@ async def run_chaos(directory: Path, options: ChaosOptions) -> ChaosRun:
             _judge_consumer(run, (await mesh.finalizer.row_log()).committed_cursor)
         run.wall_s = time.monotonic() - began
         return run
+
+
+async def _struck(mesh: VictimMesh, run: ChaosRun, strike: Strike) -> None:
+    try:
+        await strike(mesh, run)
+    finally:
+        run.load.stop.set()
 
 
 def _prepared(mesh: VictimMesh, directory: Path, options: ChaosOptions) -> ChaosRun:
@@ -251,7 +286,7 @@ def hunters_of(directory: Path, options: ChaosOptions) -> list[Hunter]:
 async def _hunt(
     mesh: VictimMesh, run: ChaosRun, hunters: Sequence[Hunter], options: ChaosOptions
 ) -> None:
-    """Strike every service at its points, all of them at the same time; then let the load end."""
+    """Strike every service at its points, all of them at the same time."""
     try:
         with suppress(TimeoutError):  # what was not hit by then shows in the figures
             async with asyncio.timeout(options.run_s), asyncio.TaskGroup() as tasks:
@@ -260,7 +295,6 @@ async def _hunt(
                     tasks.create_task(hunter.hunt())
     finally:
         run.deaths = [death for hunter in hunters for death in hunter.deaths]
-        run.load.stop.set()
 
 
 def _helpers(mesh: VictimMesh, run: ChaosRun, options: ChaosOptions) -> list[asyncio.Future[None]]:

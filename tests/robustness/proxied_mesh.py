@@ -11,16 +11,17 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 
+from callforest_client.channel import connect
 from callforest_client.rollout import Outcome, RolloutOwner
 from callforest_mesh.assembly import Clients, addressed
-from callforest_mesh.chassis.configuration import load
+from callforest_mesh.chassis.configuration import Addresses, load
 from callforest_mesh.supervisor import Supervisor, SupervisorOptions
 from tests.integration.running_mesh import WITHOUT_TRAINER, settings
 from tests.robustness.detour import DETOURS
@@ -35,6 +36,8 @@ LINKS = (
     *(("admission", "ledger"), ("worker", "staging")),
 )
 """Who calls whom."""
+DRIVER = "driver"
+"""Whoever drives the mesh, as a caller."""
 READY_S = 60.0
 
 
@@ -45,6 +48,7 @@ class ProxiedMesh:
     Attributes:
         proxies: by caller and service.
         url: the gateway's.
+        addresses: of the services themselves.
     """
 
     proxies: dict[tuple[str, str], FaultProxy]
@@ -52,6 +56,7 @@ class ProxiedMesh:
     clients: Clients
     url: str
     http: aiohttp.ClientSession
+    addresses: Addresses
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -114,20 +119,28 @@ class ProxiedMesh:
 
 
 @asynccontextmanager
-async def proxied_mesh(folder: Path, *more: str) -> AsyncIterator[ProxiedMesh]:
+async def proxied_mesh(
+    folder: Path,
+    *more: str,
+    make: Callable[..., FaultProxy] = FaultProxy,
+    driven: Sequence[str] = (),
+) -> AsyncIterator[ProxiedMesh]:
     """Run all services but the trainer until the block ends.
 
     Args:
         folder: short enough for a socket.
         more: settings.
+        make: makes the proxy before an address, with the link's number as its seed.
+        driven: services that the driver, too, reaches through a proxy.
     """
     chosen = settings(folder, "log.level=error", "worker.scripted.latency_s=[0.01, 0.05]", *more)
     configuration = load(environment={}, settings=chosen)
     async with AsyncExitStack() as stack:
         proxies = {}
         detours: dict[str, dict[str, str]] = {}
-        for number, (caller, service) in enumerate(LINKS):
-            proxy = FaultProxy(configuration.addresses.of(service), seed=number)
+        links = (*LINKS, *((DRIVER, service) for service in driven))
+        for number, (caller, service) in enumerate(links):
+            proxy = make(configuration.addresses.of(service), seed=number)
             proxies[caller, service] = proxy
             detours.setdefault(caller, {})[service] = await proxy.start()
             stack.push_async_callback(proxy.stop)
@@ -140,9 +153,11 @@ async def proxied_mesh(folder: Path, *more: str) -> AsyncIterator[ProxiedMesh]:
         await supervisor.start()
         for name in WITHOUT_TRAINER:
             await supervisor.wait_ready(name, READY_S)
-        clients = Clients(configuration, addressed(configuration), stack)
+        way = {name: connect(address) for name, address in detours.get(DRIVER, {}).items()}
+        direct = addressed(configuration)
+        clients = Clients(configuration, lambda name: way.get(name) or direct(name), stack)
         url = f"http://127.0.0.1:{configuration.gateway['port']}"
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        mesh = ProxiedMesh(proxies, supervisor, clients, url, http)
+        mesh = ProxiedMesh(proxies, supervisor, clients, url, http, configuration.addresses)
         stack.callback(mesh.calm)
         yield mesh

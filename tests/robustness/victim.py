@@ -163,10 +163,31 @@ def acknowledge_before_commit() -> None:
     LmdbStore._fill = told_too_early
 
 
+def end_badly() -> None:
+    """Let a gateway that ends forget its calls, and say of a request that it is wrong.
+
+    Responses leave before their record, so that what it forgets was acknowledged.
+    """
+    from callforest_mesh.gateway.calls import Calls
+    from callforest_mesh.gateway.edge import Edge
+    from callforest_mesh.gateway.refusals import HttpRefusal
+
+    async def settle(self, timeout_s) -> None:
+        self._lives.end()
+
+    def refuse(self) -> None:
+        if self._drain.begun:
+            raise HttpRefusal(400, "invalid_request", "The gateway is shutting down.")
+
+    serve_too_early()
+    Calls.settle, Edge._refuse_when_draining = settle, refuse
+
+
 FLAWS = {
     "": lambda: None,
     "serves-too-early": serve_too_early,
     "acknowledges-before-commit": acknowledge_before_commit,
+    "ends-badly": end_badly,
 }
 
 

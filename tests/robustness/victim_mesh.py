@@ -19,7 +19,7 @@ from callforest_client.ledger import LedgerClient
 from callforest_client.staging import StagingClient
 from callforest_client.trainer import TrainerClient
 from callforest_client.worker import WorkerClient
-from callforest_mesh.chassis.configuration import SERVICES, load
+from callforest_mesh.chassis.configuration import SERVICES, Addresses, load
 from callforest_mesh.worker.tiny_model import make_tiny_model
 from tests.robustness.killer import Victims
 
@@ -37,6 +37,7 @@ class VictimMesh:
         victims: keeps the processes.
         url: the gateway's.
         gauges: directory of the gauges and of the trainer's diary.
+        addresses: of the services.
     """
 
     victims: Victims
@@ -50,6 +51,7 @@ class VictimMesh:
     worker: WorkerClient
     gateway: GatewayClient
     http: httpx.AsyncClient
+    addresses: Addresses
 
     async def gateway_serves(self) -> None:
         """Return when the gateway answers."""
@@ -136,6 +138,7 @@ async def running_mesh(
             worker=WorkerClient(channels["worker"], timeout_s=ANSWER_S),
             gateway=GatewayClient(channels["gateway"], timeout_s=ANSWER_S),
             http=await stack.enter_async_context(httpx.AsyncClient(timeout=5.0)),
+            addresses=configuration.addresses,
         )
         for client in (mesh.admission, mesh.ledger, mesh.staging, mesh.worker, mesh.gateway):
             stack.push_async_callback(client.close)

@@ -1,7 +1,7 @@
 """The mode of an attempt: what was answered must be what was asked for.
 
-A service of an older release knows no modes and opens a chain; its rollout would train on what it
-was not meant to.
+A service of an older release knows no modes and opens a chain, of which it says nothing: good for
+who asked for a chain, while another's rollout would train on what it was not meant to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def of_mode(
     Raises:
         RefusedError: MODE_MISMATCH.
     """
-    if asked in {attempt_pb2.CAPTURE_MODE_UNSPECIFIED, attempt.mode}:
+    opened = attempt.mode or attempt_pb2.CAPTURE_MODE_CHAIN
+    if asked in {attempt_pb2.CAPTURE_MODE_UNSPECIFIED, opened}:
         return attempt
     expected, actual = mode_name(asked), mode_name(attempt.mode)
     raise RefusedError(

@@ -181,6 +181,16 @@ def coords_of(call: staged_call_pb2.StagedCall | StagedCall) -> commit_coords_pb
     )
 
 
+def are_coords_of(
+    coords: commit_coords_pb2.CommitCoords, call: staged_call_pb2.StagedCall | StagedCall
+) -> bool:
+    """Say whether coordinates are those of a call; a peer of a later release may say more."""
+    known = commit_coords_pb2.CommitCoords()
+    known.CopyFrom(coords)
+    known.DiscardUnknownFields()
+    return known == coords_of(call)
+
+
 def coords_without_columns(
     call: staged_call_pb2.StagedCall,
 ) -> commit_coords_pb2.CommitCoords:

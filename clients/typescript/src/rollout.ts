@@ -120,8 +120,9 @@ export class RolloutOwner {
       this.#timeoutMs,
     );
     const opened = present(attempt, "Admission");
-    // A service of an older release knows no modes and opens a chain.
-    if (mode !== CaptureMode.UNSPECIFIED && opened.mode !== mode) {
+    // A service of an older release knows no modes and opens a chain, of which it says nothing.
+    const actual = opened.mode === CaptureMode.UNSPECIFIED ? CaptureMode.CHAIN : opened.mode;
+    if (mode !== CaptureMode.UNSPECIFIED && actual !== mode) {
       throw modeMismatch(opened.captureKey, CaptureMode[mode], CaptureMode[opened.mode]);
     }
     return { rolloutId, captureKey: opened.captureKey, attempt: opened };

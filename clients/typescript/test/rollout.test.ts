@@ -82,6 +82,14 @@ describe("a rollout's owner", () => {
     );
   });
 
+  it("takes the chain of a service that knows no modes", async () => {
+    const { owner } = await mesh();
+    answeredMode = CaptureMode.UNSPECIFIED;
+    const opened = await owner.open("r1", { mode: CaptureMode.CHAIN });
+    assert.equal(opened.attempt.mode, CaptureMode.UNSPECIFIED);
+    await assert.rejects(owner.open("r1", { mode: CaptureMode.FOREST }), RefusedError);
+  });
+
   it("refuses an attempt of another mode than the one asked for", async () => {
     const { owner } = await mesh();
     answeredMode = CaptureMode.CHAIN;

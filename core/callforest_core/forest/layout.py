@@ -16,11 +16,11 @@ from callforest_core.forest.padding import padding_count
 class RowPurpose(enum.Enum):
     """What a row is for."""
 
-    TRAINING = "training"
+    TRAINING = enum.auto()
     """Its owned generations have loss."""
-    PLACEHOLDER = "placeholder"
+    PLACEHOLDER = enum.auto()
     """Stands for a masked rollout, on a borrowed layout, without loss (FIN-4)."""
-    PADDING = "padding"
+    PADDING = enum.auto()
     """Fills the group to the row multiple, on a borrowed layout, without loss or owner."""
 
 

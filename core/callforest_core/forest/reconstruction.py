@@ -25,7 +25,7 @@ class ForestRow:
 
     Attributes:
         line: the verified path: tokens, logprobs, calls.
-        first_owned: calls from this index on have loss in this row.
+        first_owned: calls from this index on have loss in this row; at least the last one.
     """
 
     line: LinearizedRow
@@ -35,10 +35,7 @@ class ForestRow:
     def loss_mask(self) -> NDArray[np.bool_]:
         """Whether each token has loss here; shape [tokens]."""
         mask = np.asarray(self.line.token_mask != 0.0)
-        if self.first_owned < len(self.line.links):
-            mask[: self.line.links[self.first_owned].start] = False
-        else:
-            mask[:] = False
+        mask[: self.line.links[self.first_owned].start] = False
         return mask
 
 

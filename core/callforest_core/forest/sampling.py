@@ -15,13 +15,13 @@ from callforest_core.custody.errors import ExtrasError
 from callforest_core.custody.extras import ExtrasValue, decode_extras
 
 _NEUTRAL: Final[Mapping[str, tuple[ExtrasValue, ...]]] = {
-    "temperature": (1, 1.0),
-    "top_p": (1, 1.0),
+    "temperature": (1,),
+    "top_p": (1,),
     "top_k": (0, -1),
-    "min_p": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
     "min_tokens": (0,),
     "structured_outputs": (False,),
     "logit_bias": (),
@@ -32,7 +32,8 @@ _NEUTRAL: Final[Mapping[str, tuple[ExtrasValue, ...]]] = {
     "trace_decode_token_ids": (),
     "extra_args": (),
 }
-"""The values that leave the distribution as it is; a parameter without any must be absent."""
+"""The values that leave the distribution as it is, a float as well as the equal integer; a
+parameter without any must be absent."""
 
 _LOGPROBS: Final = frozenset({"raw_logprobs", "processed_logprobs"})
 """What log-probabilities may count as; of the own distribution the two are the same numbers."""

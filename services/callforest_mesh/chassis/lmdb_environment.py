@@ -5,7 +5,7 @@ One process writes a store; others may read it at the same time, each in a snaps
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -18,6 +18,7 @@ MapFullError = lmdb.MapFullError
 PageNotFoundError = lmdb.PageNotFoundError
 ReadersFullError = lmdb.ReadersFullError
 Environment: TypeAlias = lmdb.Environment
+Database: TypeAlias = "lmdb._Database"  # noqa: SLF001 - what its stubs call it
 RawTransaction: TypeAlias = "lmdb.Transaction[memoryview]"
 
 CONTENT_FILE: Final = "data.mdb"
@@ -76,6 +77,15 @@ def missing_bytes(environment: Environment, path: Path) -> int:
     """
     allocated = (environment.info()["last_pgno"] + 1) * page_bytes(environment)
     return max(0, allocated - (path / CONTENT_FILE).stat().st_size)
+
+
+def used_bytes(txn: RawTransaction, databases: Iterable[Database]) -> int:
+    """Give the size of the pages that some databases use; free ones of the file do not count."""
+    total = 0
+    for stat in map(txn.stat, databases):
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        total += pages * stat["psize"]
+    return total
 
 
 def page_bytes(environment: Environment) -> int:

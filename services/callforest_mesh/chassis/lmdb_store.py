@@ -26,6 +26,7 @@ from callforest_mesh.chassis import lmdb_environment as environment
 from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.chassis.errors import draining, overloaded
 from callforest_mesh.chassis.failpoint import failpoint
+from callforest_mesh.chassis.reader_watch import ROOM_BYTES, ReaderWatch
 from callforest_mesh.chassis.store_opening import foreign, mark_made, open_store
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.transaction import (
@@ -53,7 +54,6 @@ _LOG = logging.getLogger("callforest")
 QUEUE_LIMIT: Final = 8192
 DISK_RESERVE_BYTES: Final = 64 * 2**20
 """Space of the file system that only deletes and the like may use."""
-READER_CHECK_S: Final = 15.0
 CLOSE_S: Final = 60.0
 RETRY_AFTER_MS: Final = 5000
 
@@ -73,6 +73,8 @@ class LmdbStore:
         queue_limit: most writes that wait.
         disk_reserve_bytes: free bytes of the file system below which writes without reserve are
             refused.
+        room_bytes: what the file may have though a snapshot is held; see `ReaderWatch`.
+        clock: seconds that never go back.
 
     Raises:
         Refusal: STORE_CORRUPT when the directory holds another program's or another store's
@@ -91,6 +93,8 @@ class LmdbStore:
         name: str = "store",
         queue_limit: int = QUEUE_LIMIT,
         disk_reserve_bytes: int = DISK_RESERVE_BYTES,
+        room_bytes: int = ROOM_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if quota_bytes > map_size_bytes * 9 // 10:
             raise ValueError("quota_bytes must leave a tenth of map_size_bytes for deletes")
@@ -100,10 +104,11 @@ class LmdbStore:
         self._on_fatal = on_fatal
         self._name = name
         self._disk_reserve = disk_reserve_bytes
+        self._room, self._clock = room_bytes, clock
         self._queue: WriteQueue[WriteJob[Any, Any]] = WriteQueue(name, queue_limit)
         self._pid = os.getpid()
         self._databases: dict[str, Any] = {}
-        self._commits = self._records = self._used = self._stale_readers = 0
+        self._commits = self._records = self._used = 0
         self._failed = self._closed = False
         opened: Future[None] = Future()
         # A daemon: a process that dies for another reason must not wait for it.
@@ -192,7 +197,8 @@ class LmdbStore:
             used_bytes=self._used,
             quota_bytes=self._quota,
             file_bytes=(self._path / "data.mdb").stat().st_size,
-            stale_readers=self._stale_readers,
+            stale_readers=self._readers.stale,
+            oldest_reader_s=self._readers.oldest_s,
             disk_free_bytes=self._free_bytes(),
         )
 
@@ -239,7 +245,10 @@ class LmdbStore:
             databases_max=len(self._names) + 1,
             durability=self._durability(),
         )
-        self._env, self._stale_readers = self._opened.environment, self._opened.stale_readers
+        self._env, stale = self._opened.environment, self._opened.stale_readers
+        self._readers = ReaderWatch(
+            self._env, self._name, clock=self._clock, room_bytes=self._room, stale=stale
+        )
         try:
             for name in (FORMAT_DATABASE, *self._names):
                 self._databases[name] = self._env.open_db(name.encode())
@@ -257,21 +266,17 @@ class LmdbStore:
         with self._env.begin(write=True, buffers=True) as raw:
             txn = self._write_txn(raw, Batch(space=lambda _more: None), reserve=True)
             found = txn.get(FORMAT_DATABASE, FORMAT_KEY)
-            if found is None and self._used_bytes(raw) == 0:
+            if found is None and environment.used_bytes(raw, self._databases.values()) == 0:
                 txn.put(FORMAT_DATABASE, FORMAT_KEY, mark)
             elif found != mark:
                 raise foreign(self._name, repr((found or b"").decode(errors="replace")))
-            self._used = self._used_bytes(raw)
+            self._used = environment.used_bytes(raw, self._databases.values())
 
     def _serve(self) -> None:
-        check = time.monotonic() + READER_CHECK_S
-        while (batch := self._queue.take(max(0.0, check - time.monotonic()))) is not None:
+        while (batch := self._queue.take(self._readers.due_s)) is not None:
             if batch:
                 self._process(batch)
-            if time.monotonic() >= check:
-                # The slot of a reader that died pins every page freed since, for ever.
-                self._stale_readers += self._env.reader_check()
-                check = time.monotonic() + READER_CHECK_S
+            self._readers.look()
 
     def _process(self, batch: list[WriteJob[Any, Any]]) -> None:
         """Commit a batch; when it is spoiled, the others once more together, then each alone."""
@@ -291,7 +296,7 @@ class LmdbStore:
         failpoint("store.after_begin")
         try:
             self._fill(raw, jobs)
-            used = self._used_bytes(raw)
+            used = environment.used_bytes(raw, self._databases.values())
             failpoint("store.before_commit")
             self._commit(raw)
             failpoint("store.after_commit")
@@ -356,6 +361,7 @@ class LmdbStore:
             raise self._full(self._quota)
         if more > room:
             raise self._full(self._quota, "its disk is almost full; free space there")
+        self._readers.require_room(self._used + more)
 
     def _full(self, limit: int, why: str = "free space or raise its quota") -> Refusal:
         return Refusal(
@@ -371,13 +377,6 @@ class LmdbStore:
     def _write_txn(self, raw: _Raw, batch: Batch, *, reserve: bool) -> WriteTxn:
         txn = cast("TransactionLike", raw)
         return WriteTxn(self._name, txn, self._databases, batch, reserve=reserve)
-
-    def _used_bytes(self, raw: _Raw) -> int:
-        total = 0  # of pages in use: free ones of the file do not count
-        for stat in map(raw.stat, self._databases.values()):
-            pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-            total += pages * stat["psize"]
-        return total
 
     def _free_bytes(self) -> int:
         found = os.statvfs(self._path)

@@ -33,6 +33,7 @@ def measure_store(metrics: Metrics, statistics: Callable[[], StoreStatistics | N
         ("queue_depth", "{write}", "Writes that wait for a commit."),
         ("used_bytes", "By", "Pages in use."),
         ("quota_bytes", "By", "Used bytes from which writes are refused."),
+        ("oldest_reader_s", "s", "How long the oldest snapshot is read that keeps pages."),
         ("disk_free_bytes", "By", "What the store's file system has left."),
     )
     for name, unit, text in totals:

@@ -17,6 +17,7 @@ class StoreStatistics:
         quota_bytes: from which used_bytes on writes are refused.
         file_bytes: length of the file, which never shrinks.
         stale_readers: readers of dead processes whose slots were freed.
+        oldest_reader_s: for how long at least the oldest snapshot that keeps pages is read.
         disk_free_bytes: what its file system has left.
     """
 
@@ -27,4 +28,5 @@ class StoreStatistics:
     quota_bytes: int
     file_bytes: int
     stale_readers: int
+    oldest_reader_s: float
     disk_free_bytes: int

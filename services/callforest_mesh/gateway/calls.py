@@ -39,10 +39,10 @@ from callforest_mesh.gateway.life import (
 from callforest_mesh.gateway.lives import Lives, PendingCall
 from callforest_mesh.gateway.measures import LifeMeasures, ended_by
 from callforest_mesh.gateway.options import GatewayOptions
+from callforest_mesh.gateway.pace import Pace
 from callforest_mesh.gateway.refusals import (
     HttpRefusal,
     of_service,
-    overloaded,
     refused_verdict,
     unavailable,
 )
@@ -89,6 +89,7 @@ class Calls:
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they began
         self._joined_count = 0
         self._lives = Lives(options.repeat_grace_s)
+        self._pace = Pace(options.calls_max)
         self._tracer = telemetry.tracer
         self._measures = LifeMeasures(telemetry.metrics, lambda: len(self._tasks))
         self._rows = Rows(ledger, options.commit_timeout_s, self._measures, watch=self._watch)
@@ -117,6 +118,7 @@ class Calls:
         identity: Identity = NEW,
         *,
         lacking: HttpRefusal | None = None,
+        allowed_s: float | None = None,
         traceparent: str = "",
     ) -> PendingCall:
         """Take one call into work, from its intent to its response.
@@ -126,16 +128,20 @@ class Calls:
             request: what is asked.
             identity: which call that is.
             lacking: why it can only be answered as a repeat, if so.
+            allowed_s: how long its caller waits; None when the caller does not say.
             traceparent: the caller's W3C trace context, or "".
 
         Raises:
-            HttpRefusal: too many are in work, or its key is in work with another request.
+            HttpRefusal: too many are in work, all of them or for the time that the call has; or its
+                key is in work with another request.
         """
         joined = self._lives.same(capture_key, identity, request.body_digest)
         if joined is not None:
             return joined
-        if len(self._tasks) - self._joined_count >= self._options.calls_max:
-            raise overloaded("calls_in_work", self._options.calls_max)
+        bound_s = self._options.generate_timeout_s
+        allowed_s = bound_s if allowed_s is None else min(allowed_s, bound_s)
+        begun = asyncio.get_running_loop().time()
+        self._pace.require_place(len(self._tasks) - self._joined_count, allowed_s, begun)
         admit_time = timestamp_pb2.Timestamp()
         # Whole microseconds: the peer's clock is a double, and must give the same time back.
         admit_time.FromNanoseconds(self._now_ns() // 1000 * 1000)
@@ -147,6 +153,8 @@ class Calls:
             traceparent,
             identity,
             lacking,
+            begun=begun,
+            allowed_s=allowed_s,
         )
         pending = self._lives.enter(life)
         life.trace(self._tracer.entry("call", traceparent))
@@ -185,6 +193,7 @@ class Calls:
         """Answer those who wait; then settle what is not known of the call."""
         try:
             unsettled = await self._answered(life)
+            self._pace.keep(life, asyncio.get_running_loop().time())
             if unsettled is not None:
                 await self._settle_unknown(life, unsettled)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -83,6 +84,8 @@ class Life:
         traceparent: the parent of what it makes others do.
         identity: which call its request said it is.
         lacking: why it can only be answered as a repeat; None when it can be generated.
+        begun: when it was taken, on the loop's clock.
+        allowed_s: how long it may take.
         is_named: whether its id is known to more than this life: from a key, or from the ledger.
         captured: whether its rows are its own to write.
         abandoned: whether nobody waits any more.
@@ -109,6 +112,8 @@ class Life:
     traceparent: str
     identity: Identity = NEW
     lacking: HttpRefusal | None = None
+    begun: float = 0.0
+    allowed_s: float = math.inf
     is_named: bool = field(init=False)
     captured: bool = True
     abandoned: bool = False
@@ -137,6 +142,11 @@ class Life:
         if self.span.recording:
             self.traceparent = self.span.traceparent
             self.span.describe({CAPTURE_KEY: self.capture_key, CALL_ID: self.call_id})
+
+    @property
+    def is_served(self) -> bool:
+        """Whether those who wait have a response."""
+        return self.answer.done() and self.answer.exception() is None
 
     @property
     def takes_waiters(self) -> bool:

@@ -6,6 +6,7 @@ Contract: docs/protocol.md, section "The HTTP edge".
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -172,13 +173,13 @@ def unsupported_encoding(coding: str) -> HttpRefusal:
     )
 
 
-def overloaded(limit: str, limit_value: int) -> HttpRefusal:
+def overloaded(limit: str, limit_value: int, *, retry_after_s: float = 1.0) -> HttpRefusal:
     """Make the refusal at a bound of the gateway."""
     return HttpRefusal(
         429,
         "overloaded",
         f"{limit} is at its limit of {limit_value}. Repeat.",
-        retry_after_s=1,
+        retry_after_s=math.ceil(retry_after_s),
         reason=er.ERROR_REASON_OVERLOADED,
         limit=limit,
         limit_value=limit_value,

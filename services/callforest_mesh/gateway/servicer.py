@@ -103,7 +103,9 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         begun = loop.time()
         try:
             asked = self._asked(context, call)
-            pending = self._work.begin(asked, traceparent=context.traceparent)
+            pending = self._work.begin(
+                asked, allowed_s=context.timeout_ms / 1000, traceparent=context.traceparent
+            )
             if pending.request.streaming is not None:
                 pending.leave()
                 raise _no_events()

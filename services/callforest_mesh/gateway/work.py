@@ -28,8 +28,15 @@ class Work:
     calls: Calls
     measuring: Measuring
 
-    def begin(self, asked: Asked, *, traceparent: str = "") -> PendingCall:
+    def begin(
+        self, asked: Asked, *, allowed_s: float | None = None, traceparent: str = ""
+    ) -> PendingCall:
         """Take a request into work, or wait for the call in work that it repeats.
+
+        Args:
+            asked: the request.
+            allowed_s: how long its caller waits; None when the caller does not say.
+            traceparent: the caller's W3C trace context, or "".
 
         Raises:
             HttpRefusal: it is malformed, asks for what cannot be captured, builds upon a history
@@ -49,5 +56,10 @@ class Work:
                 raise
             request, lacking = read_without_history(asked), refusal
         return self.calls.begin(
-            asked.capture_key, request, asked.identity, lacking=lacking, traceparent=traceparent
+            asked.capture_key,
+            request,
+            asked.identity,
+            lacking=lacking,
+            allowed_s=allowed_s,
+            traceparent=traceparent,
         )

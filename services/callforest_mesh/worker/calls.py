@@ -18,7 +18,7 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as staging_pb
 from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest_client.capture_decision import decision_to_proto
-from callforest_client.codec import coords_of, coords_without_columns, staged_call_to_proto
+from callforest_client.codec import are_coords_of, coords_without_columns, staged_call_to_proto
 from callforest_client.errors import CallforestError, RefusedError, reason_name
 from callforest_client.staging import StagingClient
 from callforest_core.custody.capture_input import CaptureDecision
@@ -313,7 +313,7 @@ class Calls:
         failpoint("worker.after_stage")
         if receipt.HasField("winner"):
             _serve_first(receipt.winner, generated)
-        elif receipt.coords == coords_of(staged):
+        elif are_coords_of(receipt.coords, staged):
             self._prefixes.keep(capture.context.tenant, staged.identity, sequence)
         else:
             raise CaptureError(core.STAGE_FAILED, "the store confirmed another call")

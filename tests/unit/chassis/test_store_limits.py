@@ -108,7 +108,7 @@ def test_the_quota_leaves_a_reserve(tmp_path: Path) -> None:
 async def test_slots_of_dead_readers_are_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("callforest_mesh.chassis.lmdb_store.READER_CHECK_S", 0.01)
+    monkeypatch.setattr("callforest_mesh.chassis.reader_watch.LOOK_EVERY_S", 0.01)
     store = make(tmp_path / "store")
     reader = (
         "import lmdb, sys, os, signal\n"

@@ -18,6 +18,10 @@ def test_room_of_large_sequences_takes_a_medium_and_smalls() -> None:
     assert bins == [[0, 2], [1, 5, 3, 6], [4]]
 
 
+def test_room_is_filled_as_long_as_anything_fits() -> None:
+    assert pack_bins([55, 5, 20], 100) == [[0, 2, 1]]
+
+
 def test_leftovers_go_to_the_emptiest_new_bin() -> None:
     # Nothing is large: three mediums need two bins, the smaller sequences level them.
     assert pack_bins([40, 38, 36, 10, 9], 100) == [[0, 1], [2, 3, 4]]
@@ -48,8 +52,9 @@ def test_too_few_sequences_for_the_bins_are_refused() -> None:
 
 @pytest.mark.parametrize(("capacity", "bins", "multiple"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
 def test_sizes_must_be_positive(capacity: int, bins: int, multiple: int) -> None:
-    with pytest.raises(PackingRefusedError):
-        pack_bins([1], capacity, bins, multiple)
+    for lengths in ([1], []):
+        with pytest.raises(PackingRefusedError, match="must be positive"):
+            pack_bins(lengths, capacity, bins, multiple)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 4))

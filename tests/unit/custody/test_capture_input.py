@@ -299,3 +299,21 @@ def test_a_token_over_the_boundary_never_reaches_the_engine() -> None:
     unended = [*PROMPT, 30, merged]
     decided = decide([*PROMPT, 30, bang], [*unended, *NEXT], unended)
     assert decided.decision.reason == "boundary_not_found"
+
+
+@pytest.mark.requirement("ADM-5")
+@pytest.mark.parametrize(
+    ("captured", "is_left_out"),
+    [
+        ("<think>why</think>so", True),
+        ("<think> </think>so", False),
+        ("so<think>why</think>", True),
+        ("why</think>so", True),
+        ("</think>so", False),
+        ("so<think>why", True),
+        ("so<think>", False),
+    ],
+)
+def test_only_reasoning_that_says_something_is_left_out(captured: str, is_left_out: bool) -> None:
+    reader = ReasoningReader(lambda text: text)
+    assert reader.is_left_out(captured, "so") is is_left_out

@@ -191,6 +191,8 @@ def test_a_selection_that_cannot_be_reconstructed_says_why(
     with pytest.raises(SelectionError) as caught:
         rollout.forest(selection, scored=scored)
     assert caught.value.reason == reason
+    named = f": {', '.join(caught.value.call_ids)}" if caught.value.call_ids else ""
+    assert str(caught.value) == f"{reason}{named}"
 
 
 @pytest.mark.requirement("FOR-4")

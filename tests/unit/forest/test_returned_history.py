@@ -55,6 +55,7 @@ def select(result: object, records: list[CallRecord] | None = None) -> Returned:
             ]
         },
         {"transitions": [{"response": {"output": TRANSCRIPT[:end]}} for end in (3, 8, 10)]},
+        {"transitions": [{"output": one} for one in (A_SAYS, B_SAYS, C_SAYS)]},
         {"transitions": [TRANSCRIPT[:3], TRANSCRIPT[:8], TRANSCRIPT]},
         {"response": {"output": [TRANSCRIPT[:3], TRANSCRIPT[:8], TRANSCRIPT]}},
         {"ng_trajectory": REFERENCES},
@@ -63,6 +64,11 @@ def select(result: object, records: list[CallRecord] | None = None) -> Returned:
             "ng_trajectory": REFERENCES,
             "responses": [{"output": A_SAYS}, {"output": B_SAYS}, {"output": C_SAYS}],
             "response": {"output": C_SAYS},
+        },
+        {
+            # The second shows the first once more, behind something that it did not show.
+            "ng_trajectory": REFERENCES,
+            "transitions": [A_SAYS, [asked(), *TRANSCRIPT]],
         },
         {"responses": [{"output": TRANSCRIPT}], "transitions": [TRANSCRIPT]},
     ],
@@ -74,11 +80,13 @@ def select(result: object, records: list[CallRecord] | None = None) -> Returned:
         "transitions",
         "mixed transitions",
         "snapshots",
+        "outputs of transitions",
         "bare snapshots",
         "snapshots as output",
         "references",
         "references and output",
         "references and responses",
+        "references and snapshots that repeat",
         "two accounts",
     ],
 )

@@ -274,6 +274,12 @@ def test_no_scored_call_is_guessed(given: Witnesses, fault: str) -> None:
 
 
 @pytest.mark.requirement("SEL-3")
+def test_witnesses_that_contradict_each_other_are_quoted() -> None:
+    with pytest.raises(SelectionRefusedError, match="declared: a, response_id: b"):
+        scored_call(RECORDS, witnesses("chatcmpl-a", {"id": "chatcmpl-b"}), ())
+
+
+@pytest.mark.requirement("SEL-3")
 def test_of_calls_that_said_the_same_the_selected_one_is_scored() -> None:
     twins = [A, record("t1", [said("ok")], A), record("t2", [said("ok")], A)]
     given = witnesses(response={"output": [said("ok")]})

@@ -263,6 +263,12 @@ def test_a_refusal_is_a_text_of_its_own_type() -> None:
     assert read(answer(content="no")) != read(answer(content=[block]))
 
 
+def test_a_text_with_more_to_it_counts_as_its_block() -> None:
+    block = {"type": "text", "text": "a", "citations": ["b"]}
+    read_block = (AtomKind.MESSAGE, ["user", "block", canonical_json(block), ""])
+    assert read({"role": "user", "content": [block]}) == [read_block]
+
+
 SHOWN: list[Callable[[object], dict[str, object]]] = [
     lambda content: {"role": "user", "content": content},
     lambda content: {"role": "system", "content": content},

@@ -117,3 +117,9 @@ def test_arguments_do_not_depend_on_how_the_harness_wrote_them(value: object) ->
         value = json.loads(canonical_json(value))
     spaced = json.dumps(value, indent=1)
     assert canonical_arguments(spaced) == canonical_json(value)
+
+
+@pytest.mark.parametrize("value", [object(), {"a": b"x"}, [1.5e-9, (1,)], [1e300, {"a": {1, 2}}]])
+def test_what_no_parser_makes_is_refused(value: object) -> None:
+    with pytest.raises(CanonicalJsonError, match="not a JSON value"):
+        canonical_json(value)

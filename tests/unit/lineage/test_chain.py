@@ -336,3 +336,10 @@ def test_verdicts_do_not_depend_on_how_often_events_are_replayed(
     assert often.manifest() == once.manifest()
     for items in conversations:
         assert often.resolve(probe(items)) == once.resolve(probe(items))
+
+
+def test_reasons_are_written_as_the_contract_has_them() -> None:
+    """They are in failure rows, and stay."""
+    assert [*map(str, UnresolvedReason)] == [
+        *("no_match", "ambiguous", "context_changed", "parent_not_chained"),
+    ]

@@ -94,7 +94,7 @@ def test_a_request_continues_the_call_that_its_last_answer_ends(view: ForestView
 
 @pytest.mark.requirement("ADM-2", "ADM-3")
 def test_what_is_not_known_is_a_root_with_its_reason(view: ForestView) -> None:
-    assert view.resolve(probe(TASK)) == ForestRoot(RootReason.NO_MODEL_ITEMS)
+    assert view.resolve(probe(TASK)) == ForestRoot(RootReason.NO_MODEL_ITEMS, None, 0)
     for bad in ({"role": "user", "content": "\ud800"}, "text"):
         asked = [*TASK, said("A"), bad, user("next")]
         assert view.resolve(probe(asked)) == ForestRoot(RootReason.UNREADABLE_ITEM)
@@ -241,6 +241,11 @@ def test_among_equals_the_same_spelling_is_preferred() -> None:
     assert resolved(calls) == AmbiguousHistory(("null", "empty"), 2)
     commit(view, "again", TASK, [{**calls, "content": ""}])
     assert resolved({**calls, "content": ""}) == AmbiguousHistory(("empty", "again"), 2)
+    for call_id, content in (("x", None), ("y", "")):
+        commit(view, call_id, TASK, [{**calls, "content": content}], response_id="resp_xy")
+    named = {**calls, "id": "resp_xy"}
+    assert parent(resolved({**named, "content": None})) == "x", "of those that ids name, alone"
+    assert parent(resolved({**named, "content": ""})) == "y"
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}
@@ -363,3 +368,14 @@ def test_what_an_id_can_name() -> None:
     assert names_call("fc_a_b_12", "a_b", "")
     assert names_call("fc_a_b_12", "a_b_12", "")
     assert names_call("msg_x", "msg_x", ""), "a call's own id may look like a prefix"
+
+
+def test_reasons_are_written_as_the_contract_has_them() -> None:
+    """They are in records and refusals, and stay."""
+    assert [*map(str, RootReason)] == [
+        *("no_model_items", "unreadable_item", "history_not_recorded"),
+        *("render_options_changed", "not_observations"),
+    ]
+    assert [*map(str, ClaimFault)] == [
+        *("no_boundary", "not_this_call", "render_options", "not_observations"),
+    ]

@@ -17,6 +17,7 @@ from callforest_core.lineage.replay import RENDER_OPTIONS
 from callforest_core.lineage.source import (
     BOUNDARIES_MAX,
     EMPTY_HISTORY,
+    NATIVE_IDS_MAX,
     SOURCE_VERSION,
     SourceHistory,
     SourceSummary,
@@ -224,6 +225,9 @@ def test_native_ids_are_those_of_the_last_answer() -> None:
     assert plain.native_ids == ()
     odd = [{"role": "assistant", "id": one, "content": "a"} for one in ("", 5, "x" * 257, "y")]
     assert EMPTY_HISTORY.extended(odd).native_ids == ("y",)
+    many = [{"role": "assistant", "id": f"m{n // 2}", "content": "a"} for n in range(200)]
+    kept = tuple(f"m{n}" for n in range(NATIVE_IDS_MAX))
+    assert EMPTY_HISTORY.extended(many).native_ids == kept, "each once, and not too many"
 
 
 def test_instructions_are_a_first_system_message() -> None:

@@ -1,0 +1,22 @@
+"""A victim of which one service runs under a bound of its memory.
+
+Usage: env MEMORY_CAP=CAP CAPPED=NAME python -m tests.robustness.capped_victim DIRECTORY serve NAME
+"""
+
+import os
+import sys
+
+from tests.robustness import victim
+from tests.robustness.memory_cap import VARIABLE, enter
+
+CAPPED = "CAPPED"
+
+
+def main() -> int:
+    if sys.argv[3] == os.environ[CAPPED]:
+        enter(os.environ[VARIABLE])
+    return victim.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
