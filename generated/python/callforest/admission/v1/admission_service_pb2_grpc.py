@@ -64,7 +64,8 @@ class AdmissionServiceServicer:
     def OpenAttempt(self, request, context):
         """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
         durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-        the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
+        the ledger, larger by the calls that it restores. Reasons: MODE_MISMATCH, RESTORE_REFUSED,
+        ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE, STORE_FULL, STORE_CORRUPT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

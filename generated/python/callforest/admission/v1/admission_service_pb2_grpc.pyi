@@ -19,7 +19,8 @@ class AdmissionServiceStub:
     OpenAttempt: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.OpenAttemptRequest, _admission_service_pb2.OpenAttemptResponse]
     """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
     durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-    the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
+    the ledger, larger by the calls that it restores. Reasons: MODE_MISMATCH, RESTORE_REFUSED,
+    ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE, STORE_FULL, STORE_CORRUPT.
     """
     AdmitCalls: _aio.StreamStreamMultiCallable[_admission_service_pb2.AdmitCallsRequest, _admission_service_pb2.AdmitCallsResponse]
     """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
@@ -47,7 +48,8 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_admission_service_pb2.OpenAttemptResponse]:
         """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
         durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-        the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
+        the ledger, larger by the calls that it restores. Reasons: MODE_MISMATCH, RESTORE_REFUSED,
+        ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE, STORE_FULL, STORE_CORRUPT.
         """
 
     @_abc_1.abstractmethod

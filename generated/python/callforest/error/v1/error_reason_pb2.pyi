@@ -153,6 +153,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     request.
     Metadata: capture_key, candidates.
     """
+    ERROR_REASON_RESTORE_REFUSED: _ErrorReason.ValueType  # 34
+    """ERROR_REASON_RESTORE_REFUSED: an attempt cannot be restored from this point. Status
+    FAILED_PRECONDITION; nothing was opened and nothing sealed. `fault` is a fault of docs/protocol.md,
+    section "Restored attempts"; open the attempt from a point of the latest attempt, or without one.
+    Metadata: capture_key, fault, call_ids, latest_capture_key.
+    """
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 40
     """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
     INVALID_ARGUMENT. Nothing was stored.
@@ -384,6 +390,12 @@ ERROR_REASON_AMBIGUOUS_RETRY: ErrorReason.ValueType  # 33
 call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
 request.
 Metadata: capture_key, candidates.
+"""
+ERROR_REASON_RESTORE_REFUSED: ErrorReason.ValueType  # 34
+"""ERROR_REASON_RESTORE_REFUSED: an attempt cannot be restored from this point. Status
+FAILED_PRECONDITION; nothing was opened and nothing sealed. `fault` is a fault of docs/protocol.md,
+section "Restored attempts"; open the attempt from a point of the latest attempt, or without one.
+Metadata: capture_key, fault, call_ids, latest_capture_key.
 """
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 40
 """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status

@@ -94,8 +94,9 @@ class LedgerServiceServicer:
     """
 
     def OpenAttempt(self, request, context):
-        """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-        repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+        """OpenAttempt opens the next attempt of a rollout, restores what `restore` names, and seals the one
+        before, in one transaction. A repeat with the same request_id gets the first answer. Reasons:
+        MODE_MISMATCH, RESTORE_REFUSED, ATTEMPT_NOT_FOUND, STORE_FULL, STORE_CORRUPT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,16 +113,14 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FindPredecessor(self, request, context):
-        """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
-        Reasons: ATTEMPT_NOT_FOUND.
+        """FindPredecessor gives RecordIntents' verdict of now, and records nothing. Reasons: ATTEMPT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetCall(self, request, context):
-        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
-        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
+        """GetCall reads all that the ledger has of one call. Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,8 +169,7 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def HasRows(self, request, context):
-        """HasRows says whether an attempt has committed or failed rows; intents do not count. An attempt
-        that was never opened has none.
+        """HasRows says whether an attempt has committed, restored or failed rows; intents do not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -19,8 +19,9 @@ class LedgerServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenAttempt: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.OpenAttemptRequest, _ledger_service_pb2.OpenAttemptResponse]
-    """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-    repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+    """OpenAttempt opens the next attempt of a rollout, restores what `restore` names, and seals the one
+    before, in one transaction. A repeat with the same request_id gets the first answer. Reasons:
+    MODE_MISMATCH, RESTORE_REFUSED, ATTEMPT_NOT_FOUND, STORE_FULL, STORE_CORRUPT.
     """
     RecordIntents: _aio.StreamStreamMultiCallable[_ledger_service_pb2.RecordIntentsRequest, _ledger_service_pb2.RecordIntentsResponse]
     """RecordIntents records calls before inference and decides, in the same transaction, what each
@@ -29,13 +30,9 @@ class LedgerServiceStub:
     ITEM_DEADLINE; a closed or unknown attempt is a refused verdict.
     """
     FindPredecessor: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.FindPredecessorRequest, _ledger_service_pb2.FindPredecessorResponse]
-    """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
-    Reasons: ATTEMPT_NOT_FOUND.
-    """
+    """FindPredecessor gives RecordIntents' verdict of now, and records nothing. Reasons: ATTEMPT_NOT_FOUND."""
     GetCall: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.GetCallRequest, _ledger_service_pb2.GetCallResponse]
-    """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
-    Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
-    """
+    """GetCall reads all that the ledger has of one call. Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND."""
     CommitCalls: _aio.StreamStreamMultiCallable[_ledger_service_pb2.CommitCallsRequest, _ledger_service_pb2.CommitCallsResponse]
     """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
     their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
@@ -58,9 +55,7 @@ class LedgerServiceStub:
     shows the attempt. Reasons: ATTEMPT_NOT_FOUND, STORE_CORRUPT.
     """
     HasRows: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.HasRowsRequest, _ledger_service_pb2.HasRowsResponse]
-    """HasRows says whether an attempt has committed or failed rows; intents do not count. An attempt
-    that was never opened has none.
-    """
+    """HasRows says whether an attempt has committed, restored or failed rows; intents do not count."""
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
@@ -73,8 +68,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.OpenAttemptRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.OpenAttemptRequest, _abc.Awaitable[_ledger_service_pb2.OpenAttemptResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.OpenAttemptResponse]:
-        """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-        repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+        """OpenAttempt opens the next attempt of a rollout, restores what `restore` names, and seals the one
+        before, in one transaction. A repeat with the same request_id gets the first answer. Reasons:
+        MODE_MISMATCH, RESTORE_REFUSED, ATTEMPT_NOT_FOUND, STORE_FULL, STORE_CORRUPT.
         """
 
     @_abc_1.abstractmethod
@@ -95,9 +91,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.FindPredecessorRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.FindPredecessorRequest, _abc.Awaitable[_ledger_service_pb2.FindPredecessorResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.FindPredecessorResponse]:
-        """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
-        Reasons: ATTEMPT_NOT_FOUND.
-        """
+        """FindPredecessor gives RecordIntents' verdict of now, and records nothing. Reasons: ATTEMPT_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def GetCall(
@@ -105,9 +99,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.GetCallRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.GetCallRequest, _abc.Awaitable[_ledger_service_pb2.GetCallResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.GetCallResponse]:
-        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
-        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
-        """
+        """GetCall reads all that the ledger has of one call. Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def CommitCalls(
@@ -166,8 +158,6 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.HasRowsRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.HasRowsRequest, _abc.Awaitable[_ledger_service_pb2.HasRowsResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.HasRowsResponse]:
-        """HasRows says whether an attempt has committed or failed rows; intents do not count. An attempt
-        that was never opened has none.
-        """
+        """HasRows says whether an attempt has committed, restored or failed rows; intents do not count."""
 
 def add_LedgerServiceServicer_to_server(servicer: LedgerServiceServicer, server: _aio.Server) -> None: ...
