@@ -222,11 +222,6 @@ def main() -> None:
             rollout.observe()
         if turn in (EARLY, CALLS):
             admission[turn] = admission_us(deltas, rounds)
-        http = (
-            (http_ratio(whole, rounds // 4), http_ratio(responses, rounds // 4))
-            if turn == CALLS
-            else None
-        )
         if turn == CALLS:
             http = [http_ratio(one, rounds // 4) for one in (whole, responses)]
         first = turn == 1

@@ -337,7 +337,6 @@ def _with_configuration(
 
     from callforest_client.errors import CallforestError, UnavailableError
     from callforest_core.refusal import Refusal
-    from callforest_mesh.call_graph import TooManyCallsError
     from callforest_mesh.chassis.configuration import load
     from callforest_mesh.chassis.configuration_section import ConfigurationError
     from callforest_mesh.chassis.log_lines import write_log
@@ -354,7 +353,7 @@ def _with_configuration(
         return _complain(str(error), NO)
     except UnavailableError as error:
         return _complain(f"{error}; is the mesh up?", AWAY)
-    except (CallforestError, TooManyCallsError, Refusal, OSError) as error:
+    except (CallforestError, Refusal, OSError) as error:
         return _complain(str(error), NO)
     except Exception:
         logging.getLogger("callforest").exception("a fault ends the process")

@@ -10,14 +10,14 @@ from pathlib import Path
 from callforest.capture.v1 import receipt_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_service_pb2
-from callforest_client.codec import call_record_from_proto, staged_call_from_proto
+from callforest_client.codec import ColumnError, call_record_from_proto, staged_call_from_proto
 from callforest_client.errors import CallforestError
 from callforest_client.ledger import LedgerClient, Manifest
 from callforest_core.custody.call import Receipt
 from callforest_core.custody.verification import VerificationError, verify_paths
 from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.attempt_report import report
-from callforest_mesh.call_graph import draw
+from callforest_mesh.call_graph import TooManyCallsError, draw
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.explanation import explain
 from callforest_mesh.training_rows import row_lines, rows_of
@@ -37,11 +37,11 @@ def show(
         svg: where to draw the last attempt shown, or None.
 
     Returns:
-        The lines to print, and the exit status: 1 when there is no such attempt.
+        The lines to print, and the exit status: 1 when there is no such attempt, or it has more
+        calls than can be drawn.
 
     Raises:
         CallforestError: a service does not answer.
-        TooManyCallsError: the picture would have too many calls.
     """
     manifests, receipt = asyncio.run(_read(configuration, name))
     if not manifests:
@@ -49,7 +49,11 @@ def show(
     lines = [line for manifest in manifests for line in report(manifest, receipt)]
     lines += [f"  {line}" for one in manifests for line in row_lines(rows_of(one, receipt))]
     if svg is not None:
-        svg.write_text(draw(manifests[-1], receipt), "utf-8")
+        try:
+            picture = draw(manifests[-1], receipt)
+        except TooManyCallsError as error:
+            return [*lines, f"not drawn: {error}"], 1
+        svg.write_text(picture, "utf-8")
         lines.append(f"drew {svg}")
     return lines, 0
 
@@ -103,7 +107,7 @@ def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[list[str
     try:
         calls = [staged_call_from_proto(call) for call in staged]
         rows = verify_paths(Receipt(capture_key, records, None), calls, endpoints)
-    except VerificationError as error:
+    except (ColumnError, VerificationError) as error:
         return [*lines, f"broken: {error}"], 1
     longest = max(len(row.token_ids) for row in rows)
     verdict = f"intact: {len(records)} calls on {len(rows)} paths, the longest of {longest} tokens"

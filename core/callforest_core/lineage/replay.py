@@ -18,7 +18,6 @@ effective option is absent.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from callforest_core.lineage.canonical_json import canonical_json
 
@@ -48,20 +47,6 @@ RENDER_OPTIONS = (
 """The options that change how items become prompt tokens; sampling options are not among them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySummary:
-    """What one call was asked: `item_count` source items and two 32-byte digests.
-
-    `source_digest` chains the items, `render_digest` covers the effective render options, that
-    is after conversion and server overrides.
-    """
-
-    normalization_version: int
-    item_count: int
-    source_digest: bytes
-    render_digest: bytes
-
-
 def source_digests(items: Iterable[object], start: bytes = EMPTY_SOURCE_DIGEST) -> list[bytes]:
     """Return the source digest after each item, resuming after `start`.
 
@@ -85,14 +70,3 @@ def render_digest(options: Mapping[str, object]) -> bytes:
     effective = {name: options.get(name) for name in RENDER_OPTIONS}
     text = canonical_json(effective).encode("utf-8")
     return hashlib.sha256(_RENDER_DOMAIN + text).digest()
-
-
-def summarize_replay(items: Iterable[object], options: Mapping[str, object]) -> ReplaySummary:
-    """Return the summary of a call with these source items and effective render options."""
-    digests = [EMPTY_SOURCE_DIGEST, *source_digests(items)]
-    return ReplaySummary(
-        normalization_version=NORMALIZATION_VERSION,
-        item_count=len(digests) - 1,
-        source_digest=digests[-1],
-        render_digest=render_digest(options),
-    )
