@@ -34,7 +34,6 @@ class OpenAttemptRequest(_message.Message):
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
-    RESTORE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
     rollout_id: _builtins.str
@@ -45,12 +44,6 @@ class OpenAttemptRequest(_message.Message):
     """request_id is chosen by the caller, a UUID, and names this request in repeats."""
     mode: _attempt_pb2.CaptureMode.ValueType
     """mode is the attempt's; unspecified for chain. A repeat with another is refused."""
-    @_builtins.property
-    def restore(self) -> _restore_point_pb2.RestorePoint:
-        """restore names the calls of the attempt before that this one takes over; absent for an attempt that
-        begins with none. A repeat with another is refused.
-        """
-
     def __init__(
         self,
         *,
@@ -58,11 +51,10 @@ class OpenAttemptRequest(_message.Message):
         rollout_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
         mode: _attempt_pb2.CaptureMode.ValueType = ...,
-        restore: _restore_point_pb2.RestorePoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["restore", b"restore"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "request_id", b"request_id", "restore", b"restore", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -91,6 +83,66 @@ class OpenAttemptResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenAttemptResponse: _TypeAlias = OpenAttemptResponse  # noqa: Y015
+
+@_typing.final
+class RestoreAttemptRequest(_message.Message):
+    """RestoreAttemptRequest asks for the next attempt of a rollout, with calls of the one before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    POINT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant owns the rollout."""
+    rollout_id: _builtins.str
+    """rollout_id names the logical rollout."""
+    request_id: _builtins.str
+    """request_id is chosen by the caller, a UUID, and belongs to one start of the harness."""
+    @_builtins.property
+    def point(self) -> _restore_point_pb2.RestorePoint:
+        """point names the attempt before and the calls that are taken over."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        rollout_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        point: _restore_point_pb2.RestorePoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["point", b"point"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["point", b"point", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreAttemptRequest: _TypeAlias = RestoreAttemptRequest  # noqa: Y015
+
+@_typing.final
+class RestoreAttemptResponse(_message.Message):
+    """RestoreAttemptResponse names the opened attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attempt(self) -> _attempt_pb2.Attempt:
+        """attempt is the opened attempt, with restored_from and restored_count."""
+
+    def __init__(
+        self,
+        *,
+        attempt: _attempt_pb2.Attempt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreAttemptResponse: _TypeAlias = RestoreAttemptResponse  # noqa: Y015
 
 @_typing.final
 class MeasureRequest(_message.Message):

@@ -58,7 +58,9 @@ class CommitCoords(_message.Message):
     cumulative_hash: _builtins.bytes
     """cumulative_hash is the staged call's cumulative hash."""
     parent_capture_key: _builtins.str
-    """parent_capture_key is as in StagedCall."""
+    """parent_capture_key names the attempt under which the parent is staged whenever that is not capture_key,
+    of this message; empty otherwise, and for a root.
+    """
     def __init__(
         self,
         *,

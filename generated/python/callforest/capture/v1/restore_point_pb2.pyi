@@ -20,8 +20,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RestorePoint(_message.Message):
-    """RestorePoint is what the owner of a rollout keeps beside its harness's own checkpoint: the calls on whose
-    answers the checkpoint stands. With it a later attempt takes them over (docs/protocol.md, section
+    """RestorePoint is what the owner of a rollout keeps in one file with its harness's own checkpoint: the calls
+    on whose answers the checkpoint stands. With it a later attempt takes them over (docs/protocol.md, section
     "Restored attempts"). It holds no tokens.
     """
 
@@ -38,9 +38,10 @@ class RestorePoint(_message.Message):
     """capture_key names the attempt that made or restored the calls; it must be the rollout's latest."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """call_ids are the calls that the harness goes on from, in the order in which it accepted them; what they
-        continue is restored with them, and nothing else. The ids stay what they are, so that a selection that
-        names them holds in the later attempt.
+        """call_ids are all accepted answers of the conversations that go on or may be selected, in any order; the
+        same twice is the same once. What they continue is restored with them, and nothing else: at most 2,048
+        calls together. The ids stay what they are, so that a selection that names them holds in the later
+        attempt.
         """
 
     def __init__(

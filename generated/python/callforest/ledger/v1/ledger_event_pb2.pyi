@@ -133,7 +133,7 @@ class AttemptOpened(_message.Message):
     """restored_count is the number of restored events that follow."""
     restore_digest: _builtins.bytes
     """restore_digest is the SHA-256 of the restore point (docs/protocol.md, section "Restored attempts"); a
-    repeat must bring the same. Empty when none was given.
+    repeat must bring the same. Empty when none was restored.
     """
     configuration_digest: _builtins.bytes
     """configuration_digest is what the restored attempt was bound to; empty when it was not, or none was."""

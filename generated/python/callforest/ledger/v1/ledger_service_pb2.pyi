@@ -8,7 +8,6 @@ from callforest.capture.v1 import call_record_pb2 as _call_record_pb2
 from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
-from callforest.capture.v1 import restore_point_pb2 as _restore_point_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -35,7 +34,6 @@ class OpenAttemptRequest(_message.Message):
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
-    RESTORE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout."""
     rollout_id: _builtins.str
@@ -44,10 +42,6 @@ class OpenAttemptRequest(_message.Message):
     """request_id names this request in repeats."""
     mode: _attempt_pb2.CaptureMode.ValueType
     """mode is the attempt's; unspecified for chain. A repeat with another is refused."""
-    @_builtins.property
-    def restore(self) -> _restore_point_pb2.RestorePoint:
-        """restore names the calls that the attempt takes over, if any. A repeat with another is refused."""
-
     def __init__(
         self,
         *,
@@ -55,11 +49,10 @@ class OpenAttemptRequest(_message.Message):
         rollout_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
         mode: _attempt_pb2.CaptureMode.ValueType = ...,
-        restore: _restore_point_pb2.RestorePoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["restore", b"restore"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "request_id", b"request_id", "restore", b"restore", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

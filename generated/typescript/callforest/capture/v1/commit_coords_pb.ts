@@ -92,7 +92,8 @@ export type CommitCoords = Message<"callforest.capture.v1.CommitCoords"> & {
   cumulativeHash: Uint8Array;
 
   /**
-   * parent_capture_key is as in StagedCall.
+   * parent_capture_key names the attempt under which the parent is staged whenever that is not capture_key,
+   * of this message; empty otherwise, and for a root.
    *
    * @generated from field: string parent_capture_key = 11;
    */

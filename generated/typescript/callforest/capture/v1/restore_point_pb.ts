@@ -11,11 +11,11 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/restore_point.proto.
  */
 export const file_callforest_capture_v1_restore_point: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVzdG9yZV9wb2ludC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIpkBCgxSZXN0b3JlUG9pbnQSFgoOY2FwdHVyZV9zY2hlbWEYASABKA0SMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI8CghjYWxsX2lkcxgDIAMoCUIqukgnkgEkCAEQgCAYASIbchkQARiAATISXltBLVphLXowLTkuX34tXSskYgZwcm90bzM", [file_buf_validate_validate]);
+  fileDesc("CiljYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVzdG9yZV9wb2ludC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIpcBCgxSZXN0b3JlUG9pbnQSFgoOY2FwdHVyZV9zY2hlbWEYASABKA0SMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI6CghjYWxsX2lkcxgDIAMoCUIoukglkgEiCAEQgCAiG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJGIGcHJvdG8z", [file_buf_validate_validate]);
 
 /**
- * RestorePoint is what the owner of a rollout keeps beside its harness's own checkpoint: the calls on whose
- * answers the checkpoint stands. With it a later attempt takes them over (docs/protocol.md, section
+ * RestorePoint is what the owner of a rollout keeps in one file with its harness's own checkpoint: the calls
+ * on whose answers the checkpoint stands. With it a later attempt takes them over (docs/protocol.md, section
  * "Restored attempts"). It holds no tokens.
  *
  * @generated from message callforest.capture.v1.RestorePoint
@@ -37,9 +37,10 @@ export type RestorePoint = Message<"callforest.capture.v1.RestorePoint"> & {
   captureKey: string;
 
   /**
-   * call_ids are the calls that the harness goes on from, in the order in which it accepted them; what they
-   * continue is restored with them, and nothing else. The ids stay what they are, so that a selection that
-   * names them holds in the later attempt.
+   * call_ids are all accepted answers of the conversations that go on or may be selected, in any order; the
+   * same twice is the same once. What they continue is restored with them, and nothing else: at most 2,048
+   * calls together. The ids stay what they are, so that a selection that names them holds in the later
+   * attempt.
    *
    * @generated from field: repeated string call_ids = 3;
    */

@@ -180,7 +180,7 @@ export type AttemptOpened = Message<"callforest.ledger.v1.AttemptOpened"> & {
 
   /**
    * restore_digest is the SHA-256 of the restore point (docs/protocol.md, section "Restored attempts"); a
-   * repeat must bring the same. Empty when none was given.
+   * repeat must bring the same. Empty when none was restored.
    *
    * @generated from field: bytes restore_digest = 10;
    */
