@@ -136,11 +136,6 @@ def dropped(logged: row_log_pb2.LoggedGroup, reason: str) -> row_log_pb2.LoggedG
     )
 
 
-def attempts_before(rollout_id: str, attempt_number: int) -> list[str]:
-    """Name the abandoned attempts of a rollout, whose staged calls are swept (FIN-1)."""
-    return [rollout_id if n == 0 else f"{rollout_id}-a{n}" for n in range(attempt_number)]
-
-
 def _contribution(rollout: row_log_pb2.FinalizedRollout) -> Contribution:
     receipt = rollout.receipt
     digests: Mapping[str, bytes] = {call.call_id: call.digest for call in receipt.calls}

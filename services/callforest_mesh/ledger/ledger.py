@@ -13,6 +13,7 @@ from typing import Final, TypeVar, cast
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
+from callforest_core.custody.attempts import AttemptName
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.ledger import commits, core, refusals
 from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
@@ -116,17 +117,17 @@ class Ledger:
         def run(session: _Session) -> attempt_pb2.Attempt:
             known = session.log.attempt_opened_by(tenant, rollout_id, request_id)
             if known is not None:
-                key = AttemptKey(tenant, core.capture_key_of(rollout_id, known))
+                key = AttemptKey(tenant, AttemptName(rollout_id, known).capture_key)
                 return core.hold_mode(_first_answer(session.log, key), mode)
             latest = session.log.latest_attempt(tenant, rollout_id)
             number = 0 if latest is None else latest + 1
             if latest is not None:
-                before = AttemptKey(tenant, core.capture_key_of(rollout_id, latest))
+                before = AttemptKey(tenant, AttemptName(rollout_id, latest).capture_key)
                 view = session.view(before)
                 # What was forgotten was sealed.
                 if view or not session.log.was_forgotten(tenant, rollout_id, latest):
                     session.apply(before, view, core.seal(view, before.capture_key))
-            attempt = AttemptKey(tenant, core.capture_key_of(rollout_id, number))
+            attempt = AttemptKey(tenant, AttemptName(rollout_id, number).capture_key)
             opened = core.opened_event(tenant, rollout_id, number, request_id, mode)
             session.apply(attempt, None, Decision(None, (opened,)))
             return session.show(attempt)
