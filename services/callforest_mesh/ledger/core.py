@@ -83,13 +83,15 @@ def record_intent(
     (CAP-13). A withdrawn call never was: it is announced anew.
 
     Raises:
-        Refusal: CALL_MISMATCH, the call was announced with another body; OVERLOADED, too many
-            calls of the attempt are pending; INVALID_MESSAGE, a call of forest mode without a
-            configuration.
+        Refusal: CALL_MISMATCH, the call was announced with another body, or restored; OVERLOADED,
+            too many calls of the attempt are pending; INVALID_MESSAGE, a call of forest mode
+            without a configuration.
     """
     if view is None:
         return Decision(refusals.refused_call(refusals.attempt_not_found(intent.capture_key)))
     call = view.call(intent.call_id)
+    if call is not None and call.is_restored:
+        raise refusals.restored_call(intent.capture_key, intent.call_id)
     is_same = call is None or call.body_digest == intent.body_digest
     repeated = _repeated(view, intent) if is_same else None
     if repeated is not None:
@@ -146,7 +148,7 @@ def get_call(
     if call is None:
         raise refusals.call_not_found(capture_key, call_id)
     return ledger_service_pb2.GetCallResponse(
-        verdict=call.read_verdict(),
+        verdict=None if call.is_restored else call.read_verdict(),
         record=call.read_record(),
         failures=call.read_failures(),
         withdrawal=call.read_withdrawal(),

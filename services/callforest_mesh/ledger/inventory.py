@@ -33,9 +33,9 @@ class LoggedAttempt:
     Attributes:
         key: names it.
         view: its state.
-        records: its committed calls, in order.
+        records: its committed calls, in order, restored ones first.
         last_admit_s: when its last call was admitted, by the gateway's clock, in seconds since the
-            epoch; 0.0 without a call.
+            epoch, restored ones included; 0.0 without a call.
         superseded: whether a later attempt of the rollout was opened.
     """
 
@@ -97,11 +97,14 @@ class LedgerInventory:
         return LoggedAttempt(
             attempt,
             view,
-            [event.record for event in events if event.WhichOneof("event") == "record"],
+            list(view.records()),
             max((_admitted(event) for event in events), default=0.0),
             superseded=latest != opened.attempt_number,
         )
 
 
 def _admitted(event: ledger_event_pb2.LedgerEvent) -> float:
-    return seconds_of(event.intent.admit_time) if event.HasField("intent") else 0.0
+    which = event.WhichOneof("event")
+    if which == "intent":
+        return seconds_of(event.intent.admit_time)
+    return seconds_of(event.restored.admit_time) if which == "restored" else 0.0
