@@ -43,8 +43,9 @@ class Prefixes:
             PrefixUnavailableError: it cannot be had in time, or its chain hash is not the admitted
                 one.
         """
-        tenant, capture_key = context.tenant, admission.capture_key
         wanted = admission.continuation
+        # A restored predecessor is another attempt's, and so is all that it continues.
+        tenant, capture_key = context.tenant, wanted.parent_capture_key or admission.capture_key
         kept = self._cache.get(tenant, capture_key, wanted.parent_call_id)
         if kept is not None:
             if core.admitted(kept, wanted):
