@@ -144,8 +144,11 @@ async def _read_staged(
     async with AsyncExitStack() as closers:
         clients = Clients(configuration, addressed(configuration), closers)
         manifest = await clients.ledger().manifest(capture_key)
-        call_ids = [record.coords.call_id for record in manifest.records]
-        return manifest, await clients.staging().fetch(capture_key, call_ids)
+        names = [
+            (record.source_capture_key or capture_key, record.coords.call_id)
+            for record in manifest.records
+        ]
+        return manifest, await clients.staging().fetch_owned(names)
 
 
 async def _manifests(ledger: LedgerClient, name: str) -> list[Manifest]:

@@ -90,8 +90,9 @@ class Cleanup:
             if finalized is None:
                 continue
             receipt = finalized.receipt
-            if receipt.calls:
-                keys = [call.call_id for call in receipt.calls]
+            # Restored calls are staged under earlier attempts, which go whole.
+            keys = [call.call_id for call in receipt.calls if not call.source_capture_key]
+            if keys:
                 await staging.delete(receipt.capture_key, keys)
                 failpoint("finalizer.after_delete")
             for capture_key in AttemptName(rollout_id, finalized.attempt_number).earlier:

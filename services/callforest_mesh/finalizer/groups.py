@@ -138,16 +138,18 @@ def dropped(logged: row_log_pb2.LoggedGroup, reason: str) -> row_log_pb2.LoggedG
 
 def _contribution(rollout: row_log_pb2.FinalizedRollout) -> Contribution:
     receipt = rollout.receipt
-    digests: Mapping[str, bytes] = {call.call_id: call.digest for call in receipt.calls}
+    segments: Mapping[str, Segment] = {
+        call.call_id: Segment(
+            call.source_capture_key or receipt.capture_key, call.call_id, call.digest
+        )
+        for call in receipt.calls
+    }
     paths = [path.call_ids for path in rollout.paths]
     if rollout.path_call_ids:
         paths.append(rollout.path_call_ids)
     return Contribution(
         receipt.slot,
-        tuple(
-            tuple(Segment(receipt.capture_key, call_id, digests[call_id]) for call_id in path)
-            for path in paths
-        ),
+        tuple(tuple(segments[call_id] for call_id in path) for path in paths),
     )
 
 
