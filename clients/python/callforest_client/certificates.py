@@ -162,17 +162,11 @@ def _verified_calls(certificate: row_certificate_pb2.RowCertificate) -> list[Sta
 def _record_in(capture_key: str, call: StagedCall) -> CallRecord:
     """Make the row that a call has in an attempt, which it may be restored in."""
     identity = call.identity
-    owner, parent_owner = identity.capture_key, identity.parent_owner
-    is_root = identity.parent_call_id is None
-    return replace(
-        CallRecord.of(call, ""),
-        source_capture_key="" if owner == capture_key else owner,
-        parent_capture_key=(
-            identity.parent_capture_key
-            if is_root
-            else ("" if parent_owner == capture_key else parent_owner)
-        ),
-    )
+    record = CallRecord.of(call, "")
+    if identity.capture_key == capture_key:
+        return record
+    parent_owner = "" if identity.parent_call_id is None else identity.parent_owner
+    return replace(record, source_capture_key=identity.capture_key, parent_capture_key=parent_owner)
 
 
 def _place(

@@ -298,6 +298,7 @@ class CallRecord:
             finish_reason,
             status,
             staged.versions,
+            parent_capture_key=identity.parent_capture_key,
         )
 
 

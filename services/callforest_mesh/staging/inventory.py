@@ -58,6 +58,12 @@ class StagedInventory:
         found = self._snapshot.records(CALLS, partition_key(tenant, capture_key))
         return [_call_id(key) for key, _ in found]
 
+    def has(self, tenant: str, capture_key: str, call_id: str) -> bool:
+        """Say whether a call is staged, damaged or not."""
+        key = partition_key(tenant, capture_key) + call_id.encode()
+        found = next(self._snapshot.stored(CALLS, key), None)
+        return found is not None and found[0] == key
+
     def call(
         self, tenant: str, capture_key: str, call_id: str
     ) -> staged_call_pb2.StagedCall | None:
