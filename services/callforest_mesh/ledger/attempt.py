@@ -199,10 +199,16 @@ class AttemptView:
         """Give an admitted call, or None."""
         return self._calls.get(call_id)
 
-    def records(self) -> Iterator[call_record_pb2.CallRecord]:
-        """Give the committed calls, each behind what it continues; restored ones come first."""
-        for row in self._chain.manifest().records:
-            record = self._calls[row.call_id].read_record()
+    def parents(self) -> dict[str, str | None]:
+        """Give the committed calls, each with the call that it continues, which comes first."""
+        return {row.call_id: row.parent_call_id for row in self._chain.manifest().records}
+
+    def records(
+        self, call_ids: Iterable[str] | None = None
+    ) -> Iterator[call_record_pb2.CallRecord]:
+        """Give the records of committed calls, in the order given; of all, restored ones first."""
+        for call_id in self.parents() if call_ids is None else call_ids:
+            record = self._calls[call_id].read_record()
             if record is not None:
                 yield record
 

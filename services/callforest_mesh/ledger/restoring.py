@@ -5,7 +5,7 @@ Pure. What is refused has opened and sealed nothing (docs/protocol.md, "Restored
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, restore_point_pb2
@@ -99,11 +99,10 @@ def restored_events(
     opened = view.opened
     if view.failure_count:
         raise refusals.poisoned(opened.capture_key, view.failure_count)
-    records = {record.coords.call_id: record for record in view.records()}
-    missing = [call_id for call_id in point.call_ids if call_id not in records]
+    parents = view.parents()
+    missing = [call_id for call_id in point.call_ids if call_id not in parents]
     if missing:
         raise refusals.not_restorable(opened.capture_key, missing)
-    parents = {call_id: record.coords.parent_call_id or None for call_id, record in records.items()}
     taken = with_ancestors(parents, point.call_ids)
     if len(taken) > RESTORED_MAX:
         raise refusals.too_many(opened.capture_key, len(taken), RESTORED_MAX)
@@ -113,11 +112,11 @@ def restored_events(
     first.attempt_opened.restored_count = len(taken)
     first.attempt_opened.restore_digest = point.digest
     first.attempt_opened.configuration_digest = view.configuration_digest
-    return (first, *_copied([records[call_id] for call_id in taken], name.capture_key))
+    return (first, *_copied(view.records(taken), name.capture_key))
 
 
 def _copied(
-    records: Sequence[call_record_pb2.CallRecord], capture_key: str
+    records: Iterable[call_record_pb2.CallRecord], capture_key: str
 ) -> list[ledger_event_pb2.LedgerEvent]:
     """Copy records into another attempt; each says under which attempt it and its parent are.
 
