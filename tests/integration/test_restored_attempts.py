@@ -22,6 +22,7 @@ from callforest_mesh.exported_rows import export, verify_file
 from callforest_mesh.gateway.edge import MANIFEST_ROUTE
 from callforest_mesh.trainer.core import AdvantageOptions
 from callforest_mesh.trainer.rows import gather_step
+from callforest_mesh.worker.scripted import ScriptedEngine
 from tests.integration.first_path_mesh import (
     CONTROL_TOKEN,
     GO,
@@ -156,16 +157,18 @@ async def checkpointed(mesh: Running, rollout_id: str) -> tuple[list[str], list[
 
 
 @pytest.mark.requirement("FIN-1", "SEC-3")
-@MODES
+@pytest.mark.parametrize(
+    ("kind", "forest"), [("embedded", False), ("embedded", True), ("processes", True)]
+)
 async def test_a_rollout_goes_on_from_its_checkpoint_and_trains(
-    forest: bool, tmp_path: Path
+    kind: str, forest: bool, tmp_path: Path
 ) -> None:
     """Owner, gateway, worker and all stores are new; one receipt, one row, cleaned once."""
     modes = FOREST if forest else ()
-    async with running("embedded", tmp_path, *modes) as mesh:
+    async with running(kind, tmp_path, *modes) as mesh:
         calls, history = await checkpointed(mesh, "r0")
         lost, _ = await play(f"{mesh.gateway_url}/rollouts/r0/v1", 1, history)
-    async with running("embedded", tmp_path, *modes) as mesh:
+    async with running(kind, tmp_path, *modes) as mesh:
         point = named("r0", *calls)
         rollout = await mesh.owner.restore(point, request_id=str(uuid.uuid4()))
         assert (rollout.rollout_id, rollout.capture_key) == ("r0", "r0-a1")
@@ -211,6 +214,36 @@ async def looked_at(mesh: Running, folder: Path, calls: list[str]) -> None:
     assert status == 0, lines
     lines, status = verify_file(folder / "rows")
     assert status == 0, lines
+
+
+@pytest.mark.requirement("API-8")
+async def test_a_delta_request_needs_its_history_once_more(tmp_path: Path) -> None:
+    """The gateway keeps no histories of another attempt; a whole one with a claim continues."""
+    async with running_mesh(tmp_path, ScriptedEngine(), local=True, forest=True) as mesh:
+        await mesh.open()
+        turns: list[object] = [GO]
+        first = await mesh.gateway.complete("r", body(*turns))
+        key = await restored(mesh.admission, "r", first.call_id)
+        with pytest.raises(RefusedError) as refused:
+            await mesh.gateway.complete(key, body(GO), continues_call_id=first.call_id)
+        assert refused.value.reason == er.ERROR_REASON_HISTORY_REQUIRED
+        message = json.loads(first.response)["choices"][0]["message"]
+        turns += [message, GO]
+        second = await mesh.http.post(
+            f"{mesh.url}/rollouts/{key}/v1/chat/completions",
+            content=body(*turns),
+            headers={"x-callforest-continues": first.call_id},
+        )
+        assert second.headers["x-callforest-context"] == "continuation"
+        call_id = second.headers["x-callforest-call-id"]
+        third = await mesh.gateway.complete(key, body(GO), continues_call_id=call_id)
+        assert third.context.is_continuation
+        parents = [one.coords.parent_call_id for one in (await mesh.manifest(key)).records]
+        assert parents == ["", first.call_id, call_id]
+
+
+def body(*turns: object) -> bytes:
+    return json.dumps({"model": "scripted", "messages": turns}).encode()
 
 
 async def test_an_owner_is_told_what_to_do(tmp_path: Path) -> None:

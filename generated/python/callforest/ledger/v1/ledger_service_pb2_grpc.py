@@ -101,7 +101,7 @@ class LedgerServiceServicer:
 
     def OpenAttempt(self, request, context):
         """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-        repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+        repeat with the same request_id gets the first answer. Reasons: RESTORE_REFUSED, STORE_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -21,7 +21,7 @@ class LedgerServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenAttempt: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.OpenAttemptRequest, _ledger_service_pb2.OpenAttemptResponse]
     """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-    repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+    repeat with the same request_id gets the first answer. Reasons: RESTORE_REFUSED, STORE_FULL.
     """
     RestoreAttempt: _aio.UnaryUnaryMultiCallable[_restore_attempt_pb2.RestoreAttemptRequest, _restore_attempt_pb2.RestoreAttemptResponse]
     """RestoreAttempt does what AdmissionService.RestoreAttempt says. Reasons: RESTORE_REFUSED,
@@ -71,7 +71,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_ledger_service_pb2.OpenAttemptRequest, _abc.Awaitable[_ledger_service_pb2.OpenAttemptResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.OpenAttemptResponse]:
         """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-        repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+        repeat with the same request_id gets the first answer. Reasons: RESTORE_REFUSED, STORE_FULL.
         """
 
     @_abc_1.abstractmethod

@@ -898,7 +898,7 @@ export const CommitCallsResultSchema: GenMessage<CommitCallsResult> = /*@__PURE_
 export const LedgerService: GenService<{
   /**
    * OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-   * repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+   * repeat with the same request_id gets the first answer. Reasons: RESTORE_REFUSED, STORE_FULL.
    *
    * @generated from rpc callforest.ledger.v1.LedgerService.OpenAttempt
    */
