@@ -77,9 +77,16 @@ def explain_call(configuration: MeshConfiguration, name: str) -> tuple[list[str]
     if found is None:
         return [f"no call {name!r}"], 1
     call, receipt = found
-    if receipt is not None and receipt.capture_key != capture_key:
+    if receipt is not None and not _names(receipt, capture_key, call_id):
         receipt = None
     return explain(name, call, receipt), 0
+
+
+def _names(receipt: receipt_pb2.Receipt, capture_key: str, call_id: str) -> bool:
+    """Say whether a receipt is of an attempt, or of a later one that restored its call."""
+    return receipt.capture_key == capture_key or any(
+        (one.source_capture_key, one.call_id) == (capture_key, call_id) for one in receipt.calls
+    )
 
 
 def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[list[str], int]:

@@ -210,6 +210,7 @@ async def looked_at(mesh: Running, folder: Path, calls: list[str]) -> None:
         lines, status = await asyncio.to_thread(inspection.explain_call, configuration, name)
         assert status == 0
         assert ("restored from r0" in lines[1]) == name.startswith("r0-a1")
+        assert any(line.startswith("  selection: in") for line in lines)
     lines, status = await asyncio.to_thread(export, configuration, "g", folder / "rows")
     assert status == 0, lines
     lines, status = verify_file(folder / "rows")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/capture/v1/restore_point.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"\xbb\x01\n\x0cRestorePoint\x12%\n\x0e\x63\x61pture_schema\x18\x01 \x01(\rR\rcaptureSchema\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x43\n\x08\x63\x61ll_ids\x18\x03 \x03(\tB(\xbaH%\x92\x01\"\x08\x01\x10\x80 \"\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x07\x63\x61llIdsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)callforest/capture/v1/restore_point.proto\x12\x15\x63\x61llforest.capture.v1\x1a\x1b\x62uf/validate/validate.proto\"\xbc\x01\n\x0cRestorePoint\x12%\n\x0e\x63\x61pture_schema\x18\x01 \x01(\rR\rcaptureSchema\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\x12\x44\n\x08\x63\x61ll_ids\x18\x03 \x03(\tB)\xbaH&\x92\x01#\x08\x01\x10\x80\x80\x01\"\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\x07\x63\x61llIdsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESTOREPOINT'].fields_by_name['capture_key']._loaded_options = None
   _globals['_RESTOREPOINT'].fields_by_name['capture_key']._serialized_options = b'\272H\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_RESTOREPOINT'].fields_by_name['call_ids']._loaded_options = None
-  _globals['_RESTOREPOINT'].fields_by_name['call_ids']._serialized_options = b'\272H%\222\001\"\010\001\020\200 \"\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
+  _globals['_RESTOREPOINT'].fields_by_name['call_ids']._serialized_options = b'\272H&\222\001#\010\001\020\200\200\001\"\033r\031\020\001\030\200\0012\022^[A-Za-z0-9._~-]+$'
   _globals['_RESTOREPOINT']._serialized_start=98
-  _globals['_RESTOREPOINT']._serialized_end=285
+  _globals['_RESTOREPOINT']._serialized_end=286
 # @@protoc_insertion_point(module_scope)

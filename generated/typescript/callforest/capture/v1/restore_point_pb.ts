@@ -11,7 +11,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/restore_point.proto.
  */
 export const file_callforest_capture_v1_restore_point: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVzdG9yZV9wb2ludC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIpcBCgxSZXN0b3JlUG9pbnQSFgoOY2FwdHVyZV9zY2hlbWEYASABKA0SMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI6CghjYWxsX2lkcxgDIAMoCUIoukglkgEiCAEQgCAiG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJGIGcHJvdG8z", [file_buf_validate_validate]);
+  fileDesc("CiljYWxsZm9yZXN0L2NhcHR1cmUvdjEvcmVzdG9yZV9wb2ludC5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIpgBCgxSZXN0b3JlUG9pbnQSFgoOY2FwdHVyZV9zY2hlbWEYASABKA0SMwoLY2FwdHVyZV9rZXkYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBI7CghjYWxsX2lkcxgDIAMoCUIpukgmkgEjCAEQgIABIhtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyRiBnByb3RvMw", [file_buf_validate_validate]);
 
 /**
  * RestorePoint is what the owner of a rollout keeps in one file with its harness's own checkpoint: the calls
