@@ -64,16 +64,13 @@ async def read_segments(
         LostCallError: one is missing or damaged, for good.
         Refusal: PEER_UNAVAILABLE, Staging did not give an answer that means anything; repeat.
     """
-    found: dict[tuple[str, str], staged_call_pb2.StagedCall] = {}
-    for owner, call_ids in by_owner(names).items():
-        calls = await _read(staging, owner, call_ids)
-        found.update(
-            ((owner, call_id), call) for call_id, call in zip(call_ids, calls, strict=False)
-        )
-    for name in names:
-        if name not in found:
-            raise LostCallError(_MISSING, *name)
-    return [found[name] for name in names]
+    asked = by_owner(names)
+    read = {owner: await _read(staging, owner, call_ids) for owner, call_ids in asked.items()}
+    if any(len(read[owner]) != len(call_ids) for owner, call_ids in asked.items()):
+        # Not what was asked for: whoever holds it against the ledger says so.
+        return [call for calls in read.values() for call in calls]
+    following = {owner: iter(calls) for owner, calls in read.items()}
+    return [next(following[owner]) for owner, _ in names]
 
 
 async def _read(
@@ -104,6 +101,10 @@ async def read_group(
     """
     names = [(reference.capture_key, reference.call_id) for reference in logged.segments]
     segments = await read_segments(staging, names)
+    if len(segments) != len(names):
+        found = {(call.capture_key, call.call_id) for call in segments}
+        missing = next((name for name in names if name not in found), names[0])
+        raise LostCallError(_MISSING, *missing)
     altered = await asyncio.to_thread(_altered, logged, segments)
     if altered is not None:
         raise LostCallError("staged_call_altered", altered.capture_key, altered.call_id)
