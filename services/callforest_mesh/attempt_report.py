@@ -38,6 +38,8 @@ def report(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> list[str]
         f"attempt {attempt.capture_key}  {state}  {identity}{superseded}",
         f"  {counts}, {pending} pending",
     ]
+    if attempt.restored_from:
+        lines.append(f"  restored from {attempt.restored_from}, {attempt.restored_count} calls")
     selected = selected_calls(receipt)
     shown = tree(manifest.records)[:_SHOWN_CALLS]
     lines += [f"  {_call_line(line, selected)}" for line in shown]
@@ -99,8 +101,13 @@ def _call_line(line: TreeLine, selected: frozenset[str]) -> str:
         f"{line.branch}{coords.call_id}  {coords.prev_token_count}+{carried}"
         f"+{completion.generation_token_count}={total} tokens  "
         f"weights {coords.weight_version}  {completion.finish_reason or 'unknown'}"
-        f"{'  trains' if coords.call_id in selected else ''}"
+        f"{_source(line.record)}{'  trains' if coords.call_id in selected else ''}"
     )
+
+
+def _source(record: call_record_pb2.CallRecord) -> str:
+    owner = record.source_capture_key
+    return f"  restored from {owner}" if owner else ""
 
 
 def _failure_line(failure: attempt_pb2.CallFailure) -> str:

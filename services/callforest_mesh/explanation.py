@@ -40,7 +40,7 @@ def explain(name: str, call: pb.GetCallResponse, receipt: receipt_pb2.Receipt | 
         call: all that the ledger has of it.
         receipt: of the rollout, when it was finalized.
     """
-    lines = [f"call {name}", f"  admitted: {_verdict(call.verdict)}"]
+    lines = [f"call {name}", f"  admitted: {_admitted(call)}"]
     if call.HasField("record"):
         lines += _record_lines(call.record)
     elif not call.failures and not call.HasField("withdrawal"):
@@ -52,6 +52,15 @@ def explain(name: str, call: pb.GetCallResponse, receipt: receipt_pb2.Receipt | 
         cause = f"/{failure.worker_reason}" if failure.worker_reason else ""
         lines.append(f"  failed: {failure.reason}{cause} {failure.detail}".rstrip())
     return lines + _receipt_lines(name.rpartition("/")[2], receipt)
+
+
+def _admitted(call: pb.GetCallResponse) -> str:
+    owner = call.record.source_capture_key
+    if not owner:
+        return _verdict(call.verdict)
+    return f"restored from {owner}; how it was admitted stands with {owner}/" + (
+        call.record.coords.call_id
+    )
 
 
 def _verdict(verdict: capture_admission_pb2.Verdict) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from callforest.ledger.v1 import ledger_service_pb2
 from callforest_client.codec import ColumnError, call_record_from_proto, staged_call_from_proto
 from callforest_client.errors import CallforestError
 from callforest_client.ledger import LedgerClient, Manifest
+from callforest_core.custody.attempts import AttemptName, attempt_name
 from callforest_core.custody.call import Receipt
 from callforest_core.custody.verification import VerificationError, verify_paths
 from callforest_mesh.assembly import Clients, addressed
@@ -22,7 +22,6 @@ from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.explanation import explain
 from callforest_mesh.training_rows import row_lines, rows_of
 
-_ATTEMPT_SUFFIX = re.compile(r"-a[1-9][0-9]*$")
 _ATTEMPTS_MOST = 1000
 
 
@@ -78,9 +77,16 @@ def explain_call(configuration: MeshConfiguration, name: str) -> tuple[list[str]
     if found is None:
         return [f"no call {name!r}"], 1
     call, receipt = found
-    if receipt is not None and receipt.capture_key != capture_key:
+    if receipt is not None and not _names(receipt, capture_key, call_id):
         receipt = None
     return explain(name, call, receipt), 0
+
+
+def _names(receipt: receipt_pb2.Receipt, capture_key: str, call_id: str) -> bool:
+    """Say whether a receipt is of an attempt, or of a later one that restored its call."""
+    return receipt.capture_key == capture_key or any(
+        (one.source_capture_key, one.call_id) == (capture_key, call_id) for one in receipt.calls
+    )
 
 
 def verify(configuration: MeshConfiguration, capture_key: str) -> tuple[list[str], int]:
@@ -120,7 +126,7 @@ async def _read(
     async with AsyncExitStack() as closers:
         clients = Clients(configuration, addressed(configuration), closers)
         manifests = await _manifests(clients.ledger(), name)
-        receipt = await _receipt(clients, _ATTEMPT_SUFFIX.sub("", name)) if manifests else None
+        receipt = await _receipt(clients, attempt_name(name).rollout_id) if manifests else None
     return manifests, receipt
 
 
@@ -136,7 +142,7 @@ async def _read_call(
             if error.reason not in absent:
                 raise
             return None
-        return call, await _receipt(clients, _ATTEMPT_SUFFIX.sub("", capture_key))
+        return call, await _receipt(clients, attempt_name(capture_key).rollout_id)
 
 
 async def _read_staged(
@@ -145,8 +151,11 @@ async def _read_staged(
     async with AsyncExitStack() as closers:
         clients = Clients(configuration, addressed(configuration), closers)
         manifest = await clients.ledger().manifest(capture_key)
-        call_ids = [record.coords.call_id for record in manifest.records]
-        return manifest, await clients.staging().fetch(capture_key, call_ids)
+        names = [
+            (record.source_capture_key or capture_key, record.coords.call_id)
+            for record in manifest.records
+        ]
+        return manifest, await clients.staging().fetch_owned(names)
 
 
 async def _manifests(ledger: LedgerClient, name: str) -> list[Manifest]:
@@ -154,12 +163,12 @@ async def _manifests(ledger: LedgerClient, name: str) -> list[Manifest]:
     found: list[Manifest] = []
     for number in range(_ATTEMPTS_MOST):
         try:
-            found.append(await ledger.manifest(f"{name}-a{number}" if number else name))
+            found.append(await ledger.manifest(AttemptName(name, number).capture_key))
         except CallforestError as error:
             if error.reason != er.ERROR_REASON_ATTEMPT_NOT_FOUND:
                 raise
             break
-        if _ATTEMPT_SUFFIX.search(name):
+        if attempt_name(name).number:
             break
     return found
 

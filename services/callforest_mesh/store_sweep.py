@@ -2,8 +2,14 @@
 
 The plan is made from snapshots of the stores; what is removed, its own service removes. A plan that
 is minutes old is as right as a new one, since it rests on nothing that can be undone: a sealed
-attempt gets no row, a superseded one is never finalized, a consumed group is never sent again. So a
-sweep may be repeated, killed anywhere, or run twice at once.
+attempt gets no row, a superseded one is never finalized, a consumed group is never sent again, and
+what a rollout's latest attempt holds of earlier ones only shrinks: the next one restores from that,
+or nothing. So a sweep may be repeated, killed anywhere, or run twice at once.
+
+A rollout that has a receipt is its finalizer's until that has cleaned it. A finalization that had
+begun may fix a receipt of an attempt that was superseded meanwhile; so the Ledger is looked at
+before the Finalizer, and the Finalizer is asked again before anything of a rollout without a
+receipt goes.
 """
 
 from __future__ import annotations
@@ -14,16 +20,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from callforest.capture.v1 import attempt_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_client.errors import RefusedError
+from callforest_client.finalizer import FinalizerClient
 from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.store_fault import StoreFault
 from callforest_mesh.finalizer.inventory import FinalizerInventory
-from callforest_mesh.ledger.inventory import LoggedAttempt
+from callforest_mesh.ledger.inventory import LedgerInventory, LoggedAttempt
 from callforest_mesh.staging.inventory import StagedInventory
 from callforest_mesh.store_set import StoreSet
+
+_ORDER: Final = ("staging", "ledger", "finalizer")
+"""In which the stores are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +43,8 @@ class SweepPolicy:
     """How old what is removed must be, in seconds behind the admission of an attempt's last call.
 
     Attributes:
-        late_s: bytes without a record, and whole superseded attempts: the settle deadline and an
-            age beyond it (LED-8).
+        late_s: bytes without a record, and superseded attempts but for what was restored of them:
+            the settle deadline and an age beyond it (LED-8).
         log_s: logs of attempts whose group was consumed.
     """
 
@@ -45,19 +57,22 @@ class Removal:
     """One thing to remove.
 
     Attributes:
-        kind: `late`: staged calls of a sealed attempt that have no record. `drop`: all that a
+        kind: `late`: staged calls of a sealed attempt that have no record. `unrestored`: staged
+            calls of a superseded attempt that the latest one did not restore. `drop`: all that a
             consumed or superseded attempt staged, for good. `log`: the log of a consumed attempt.
         tenant: owns the attempt.
         capture_key: names it.
-        call_ids: the calls, of `late` alone.
+        call_ids: the calls, of `late` and `unrestored`.
         count: calls, or events of a log.
+        rollout_id: the rollout, if this rests on its having no receipt; else "".
     """
 
-    kind: Literal["late", "drop", "log"]
+    kind: Literal["late", "unrestored", "drop", "log"]
     tenant: str
     capture_key: str
     call_ids: tuple[str, ...]
     count: int
+    rollout_id: str = ""
 
 
 class StoreAbsentError(FileNotFoundError):
@@ -92,17 +107,17 @@ def sweep(
     for path in paths.values():
         if not path.is_dir():
             raise StoreAbsentError(f"{path} is not there: run gc where all three stores are")
-    with StoreSet(paths) as stores:
+    with StoreSet({name: paths[name] for name in _ORDER if name in paths}) as stores:
         found = list(plan(stores, policy, now_s=now_s))
     removals = [one for one in found if isinstance(one, Removal)]
     faults = [one for one in found if isinstance(one, StoreFault)]
     if apply:
-        asyncio.run(_apply(configuration, removals))
+        removals = asyncio.run(_apply(configuration, removals))
     verb = "removed" if apply else "would remove"
     lines = [f"fault  {fault.key}  {fault.text}; left alone" for fault in faults]
     lines += [f"{verb} {_described(one)}" for one in removals]
     counts: dict[str, object] = {"applied": apply, "faults": len(faults)}
-    for kind in ("late", "drop", "log"):
+    for kind in ("late", "unrestored", "drop", "log"):
         chosen = [one.count for one in removals if one.kind == kind]
         counts |= {f"{kind}_attempts": len(chosen), f"{kind}_records": sum(chosen)}
     if removals and not apply:
@@ -115,60 +130,140 @@ def plan(stores: StoreSet, policy: SweepPolicy, *, now_s: float) -> Iterator[Rem
     staging, ledger, finalizer = stores.staging, stores.ledger, stores.finalizer
     if staging is None or ledger is None or finalizer is None:
         raise StoreAbsentError("gc needs the stores of Staging, Ledger and Finalizer")
+    planner = _Planner(staging, ledger, finalizer, policy)
     for _, attempt in ledger.attempts():
         if isinstance(attempt, StoreFault):
             yield attempt
-        elif attempt.view.state == attempt_pb2.ATTEMPT_STATE_SEALED:
-            yield from _of_attempt(
-                attempt, staging, finalizer, policy, now_s - attempt.last_admit_s
-            )
+        else:
+            yield from planner.of_attempt(attempt, now_s - attempt.last_admit_s)
 
 
-def _of_attempt(
-    attempt: LoggedAttempt,
-    staging: StagedInventory,
-    finalizer: FinalizerInventory,
-    policy: SweepPolicy,
-    age_s: float,
-) -> Iterator[Removal]:
-    """Find what of a sealed attempt can go."""
-    tenant, capture_key = attempt.key.tenant, attempt.key.capture_key
-    # Not merely consumed: until it is cleaned, the finalizer itself is at work on it.
-    done = finalizer.is_cleaned(tenant, attempt.view.opened.rollout_id)
-    staged = staging.call_ids(tenant, capture_key)
-    is_late = age_s > policy.late_s
-    forget = done and age_s > policy.log_s
-    # A dropped attempt takes nothing more; one whose log goes must be, or its bytes were orphans.
-    if (staged and (done or (attempt.superseded and is_late))) or (
-        forget and not staging.is_dropped(tenant, capture_key)
-    ):
-        yield Removal("drop", tenant, capture_key, (), len(staged))
-    elif is_late:
-        committed = {record.coords.call_id for record in attempt.records}
+class _Planner:
+    """Finds what of an attempt can go."""
+
+    def __init__(
+        self,
+        staging: StagedInventory,
+        ledger: LedgerInventory,
+        finalizer: FinalizerInventory,
+        policy: SweepPolicy,
+    ) -> None:
+        self._staging = staging
+        self._ledger = ledger
+        self._finalizer = finalizer
+        self._policy = policy
+        self._held: dict[tuple[str, str], frozenset[tuple[str, str]] | None] = {}
+
+    def of_attempt(self, attempt: LoggedAttempt, age_s: float) -> Iterator[Removal | StoreFault]:
+        """Find what can go of an attempt whose last call is so old."""
+        tenant, rollout_id = attempt.key.tenant, attempt.view.opened.rollout_id
+        is_sealed = attempt.view.state == attempt_pb2.ATTEMPT_STATE_SEALED
+        # Not merely consumed: until it is cleaned, the finalizer itself is at work on it.
+        if self._finalizer.is_cleaned(tenant, rollout_id):
+            forget = is_sealed and age_s > self._policy.log_s
+            yield from self._of_cleaned(attempt, forget=forget)
+        elif self._finalizer.receipt(tenant, rollout_id) is not None:
+            return
+        elif is_sealed and age_s > self._policy.late_s:
+            found = self._of_superseded if attempt.superseded else self._of_latest
+            yield from found(attempt, self._staging.call_ids(*attempt.key))
+
+    def _of_cleaned(self, attempt: LoggedAttempt, *, forget: bool) -> Iterator[Removal]:
+        tenant, capture_key = attempt.key
+        staged = self._staging.call_ids(tenant, capture_key)
+        # A dropped attempt takes nothing more; one whose log goes must be, or its bytes were
+        # orphans. One that was opened too late to be finalized goes although nobody sealed it.
+        if staged or (forget and not self._staging.is_dropped(tenant, capture_key)):
+            yield Removal("drop", tenant, capture_key, (), len(staged))
+        if forget:
+            yield Removal("log", tenant, capture_key, (), attempt.view.revision)
+
+    def _of_latest(self, attempt: LoggedAttempt, staged: list[str]) -> Iterator[Removal]:
+        committed = {record.coords.call_id for record in attempt.own_records}
         late = tuple(call_id for call_id in staged if call_id not in committed)
         if late:
-            yield Removal("late", tenant, capture_key, late, len(late))
-    if forget:
-        yield Removal("log", tenant, capture_key, (), attempt.view.revision)
+            yield self._removal("late", attempt, late, len(late))
+
+    def _of_superseded(
+        self, attempt: LoggedAttempt, staged: list[str]
+    ) -> Iterator[Removal | StoreFault]:
+        """Find what the latest attempt did not restore; it can never be finalized."""
+        if not staged:
+            return
+        held = self._held_of(attempt.key.tenant, attempt.view.opened.rollout_id)
+        if held is None:
+            text = "the log of its rollout's latest attempt, which may have restored it, is damaged"
+            yield StoreFault(attempt.key.capture_key, text)
+            return
+        gone = tuple(one for one in staged if (attempt.key.capture_key, one) not in held)
+        if not any(owner == attempt.key.capture_key for owner, _ in held):
+            yield self._removal("drop", attempt, (), len(staged))
+        elif gone:
+            yield self._removal("unrestored", attempt, gone, len(gone))
+
+    def _held_of(self, tenant: str, rollout_id: str) -> frozenset[tuple[str, str]] | None:
+        """Give what a rollout's latest attempt restored, by owner; None when nobody can say."""
+        if (tenant, rollout_id) not in self._held:
+            latest = self._ledger.latest(tenant, rollout_id)
+            self._held[tenant, rollout_id] = None if latest is None else _restored_in(latest)
+        return self._held[tenant, rollout_id]
+
+    def _removal(
+        self,
+        kind: Literal["late", "unrestored", "drop"],
+        attempt: LoggedAttempt,
+        call_ids: tuple[str, ...],
+        count: int,
+    ) -> Removal:
+        rollout_id = attempt.view.opened.rollout_id
+        return Removal(kind, *attempt.key, call_ids, count, rollout_id)
 
 
-async def _apply(configuration: MeshConfiguration, removals: list[Removal]) -> None:
-    """Have the services remove it: of an attempt, first what it staged, then its log."""
+def _restored_in(latest: LoggedAttempt) -> frozenset[tuple[str, str]]:
+    return frozenset(
+        (record.source_capture_key, record.coords.call_id)
+        for record in latest.records
+        if record.source_capture_key
+    )
+
+
+async def _apply(configuration: MeshConfiguration, removals: list[Removal]) -> list[Removal]:
+    """Have the services remove it: of an attempt, first what it staged, then its log.
+
+    Returns:
+        What was removed: nothing of a rollout that has got a receipt since the plan was made.
+    """
+    done: list[Removal] = []
     async with AsyncExitStack() as closers:
         clients = Clients(configuration, addressed(configuration), closers)
-        staging, ledger = clients.staging(), clients.ledger()
+        staging, ledger, finalizer = clients.staging(), clients.ledger(), clients.finalizer()
         for one in removals:
-            if one.kind == "late":
+            if one.rollout_id and await _has_receipt(finalizer.for_tenant(one.tenant), one):
+                continue
+            done.append(one)
+            if one.kind in ("late", "unrestored"):
                 await staging.for_tenant(one.tenant).delete(one.capture_key, one.call_ids)
             elif one.kind == "drop":
                 await staging.for_tenant(one.tenant).drop_partition(one.capture_key)
             else:
                 await ledger.for_tenant(one.tenant).forget(one.capture_key)
+    return done
+
+
+async def _has_receipt(finalizer: FinalizerClient, removal: Removal) -> bool:
+    try:
+        await finalizer.receipt(removal.rollout_id)
+    except RefusedError as error:
+        if error.reason != er.ERROR_REASON_RECEIPT_NOT_FOUND:
+            raise
+        return False
+    return True
 
 
 def _described(one: Removal) -> str:
     what = {
         "late": "staged calls without a record",
+        "unrestored": "staged calls that were not restored",
         "drop": "staged calls, and takes no more",
         "log": "events: the log",
     }

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from callforest.capture.v1 import attempt_pb2, staged_call_pb2
+from callforest.capture.v1 import attempt_pb2, commit_coords_pb2, staged_call_pb2
 from callforest_client.codec import (
     ColumnError,
-    are_coords_of,
     call_record_from_proto,
+    coords_of,
+    known_coords,
     staged_call_from_proto,
 )
 from callforest_core.custody.call import Receipt
@@ -29,12 +30,14 @@ from callforest_mesh.chassis.store_fault import StoreFault
 from callforest_mesh.chassis.store_hold import StoreHold
 from callforest_mesh.chassis.store_walk import walk
 from callforest_mesh.finalizer.inventory import FinalizerInventory
+from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.inventory import LedgerInventory, LoggedAttempt
-from callforest_mesh.ledger.store import ATTEMPT_PREFIX_BYTES, TENANT_BYTES
+from callforest_mesh.ledger.store import ATTEMPT_PREFIX_BYTES, TENANT_BYTES, attempt_prefix
 from callforest_mesh.staging.entry import HASH_BYTES
 from callforest_mesh.staging.inventory import StagedInventory
 from callforest_mesh.store_set import StoreSet, find_stores
 
+_DANGLING = "dangling: it has a record, and is not staged"
 LINES_MAX = 200
 """Most faults that are told one by one."""
 
@@ -139,6 +142,7 @@ class _StoreCheck:
                 continue
             self._tenants.add(attempt.key.tenant)
             counts["records"] += len(attempt.records)
+            self._known.update(_owners(attempt))
             if attempt.view.state == attempt_pb2.ATTEMPT_STATE_SEALED:
                 self._sealed[prefix] = (attempt.view.opened.epoch, attempt.view.revision)
             if staging is not None:
@@ -154,8 +158,8 @@ class _StoreCheck:
         tenant, capture_key = attempt.key.tenant, attempt.key.capture_key
         counts = self._result.counts
         staged = set(staging.call_ids(tenant, capture_key))
-        records = {record.coords.call_id: record for record in attempt.records}
-        for call_id in sorted(staged - set(records)):
+        own = {record.coords.call_id for record in attempt.own_records}
+        for call_id in sorted(staged - own):
             if attempt.view.call(call_id) is None:
                 yield _fault(attempt, call_id, "an orphan: it is staged, and was never announced")
             else:
@@ -164,21 +168,27 @@ class _StoreCheck:
         consumed = finalizer is None or finalizer.is_consumed(
             tenant, attempt.view.opened.rollout_id
         )
-        gone = consumed or staging.is_dropped(tenant, capture_key)
+        # Of what a later attempt did not restore nothing needs to be there.
+        gone = consumed or attempt.superseded or staging.is_dropped(tenant, capture_key)
         calls: list[staged_call_pb2.StagedCall] = []
-        for call_id, record in records.items():
-            if call_id not in staged:
+        for record in attempt.records:
+            call_id, owner = record.coords.call_id, record.source_capture_key or capture_key
+            is_staged = (
+                call_id in staged if owner == capture_key else (staging.has(tenant, owner, call_id))
+            )
+            if not is_staged:
                 counts["records_whose_call_is_gone"] += 1
-                if not gone:
-                    yield _fault(attempt, call_id, "dangling: it has a record, and is not staged")
+                where = f" under {owner}" if record.source_capture_key else ""
+                if not (gone or staging.is_dropped(tenant, owner)):
+                    yield _fault(attempt, call_id, _DANGLING + where)
                 continue
-            call = staging.call(tenant, capture_key, call_id)
+            call = staging.call(tenant, owner, call_id)
             if call is None:
                 continue  # damaged, and named by Staging's own check
             calls.append(call)
-            if not are_coords_of(record.coords, call):
+            if known_coords(record.coords) != _coords_in(capture_key, call):
                 yield _fault(attempt, call_id, "its record commits to another call")
-        if calls and len(calls) == len(records):
+        if calls and len(calls) == len(attempt.records):
             counts["attempts_verified_whole"] += 1
             yield from _chain_faults(attempt, calls)
 
@@ -213,6 +223,26 @@ class _StoreCheck:
                         name = f"{reference.capture_key}/{reference.call_id}"
                         text = f"group {logged.group_id} waits to be trained on it; it is not there"
                         yield StoreFault(name, text)
+
+
+def _owners(attempt: LoggedAttempt) -> set[bytes]:
+    """Give what begins the keys of the attempts that made its restored calls.
+
+    Their own logs may have been forgotten.
+    """
+    owners = {record.source_capture_key for record in attempt.records}
+    return {attempt_prefix(AttemptKey(attempt.key.tenant, owner)) for owner in owners if owner}
+
+
+def _coords_in(
+    capture_key: str, call: staged_call_pb2.StagedCall
+) -> commit_coords_pb2.CommitCoords:
+    """Give the coordinates that a staged call has in an attempt, which may have restored it."""
+    coords = coords_of(call)
+    if call.capture_key != capture_key and coords.HasField("parent_call_id"):
+        coords.parent_capture_key = coords.parent_capture_key or call.capture_key
+    coords.capture_key = capture_key
+    return coords
 
 
 def _chain_faults(

@@ -21,6 +21,7 @@ from callforest_client.codec import call_record_to_proto, staged_call_to_proto
 from callforest_client.errors import RefusedError
 from callforest_client.finalizer import FinalizerClient, RowSubscription
 from callforest_client.ledger import LedgerClient
+from callforest_client.restore_point import restore_point
 from callforest_client.staging import StagingClient
 from callforest_core.custody.call import CallIdentity, CallRecord, StagedCall
 from callforest_core.custody.completion import complete_call
@@ -155,6 +156,15 @@ class Player:
         self.key = attempt.capture_key
         return attempt
 
+    async def restore(self, *call_ids: str, request_id: str = "") -> attempt_pb2.Attempt:
+        """Open the next attempt with calls that were made before."""
+        point = restore_point(attempt_pb2.Attempt(capture_key=self.key), call_ids)
+        attempt = await self._mesh.admission.restore_attempt(
+            self.rollout_id, request_id=request_id or str(uuid.uuid4()), point=point
+        )
+        self.key = attempt.capture_key
+        return attempt
+
     async def call(
         self, call_id: str, parent: str | None = None, *, tokens: int = 6, finish: str = "stop"
     ) -> Made:
@@ -171,6 +181,8 @@ class Player:
             assert verdict.HasField("root"), verdict
         else:
             assert verdict.continuation.parent_call_id == parent, verdict
+            owner = verdict.continuation.parent_capture_key
+            assert owner == made.call.identity.parent_capture_key
         response = json.dumps({"id": f"chatcmpl-{call_id}"}).encode()
         await self._mesh.staging.stage(staged_call_to_proto(made.call, response, COMPLETION))
         return made
@@ -220,9 +232,10 @@ class Player:
     async def staged_ids(self) -> list[str]:
         """Which of the calls made here are staged."""
         found = []
-        for call_id in self.made:
+        for call_id, made in self.made.items():
+            owner = made.call.identity.capture_key
             (outcome,) = await asyncio.gather(
-                self._mesh.staging.fetch(self.key, [call_id]), return_exceptions=True
+                self._mesh.staging.fetch(owner, [call_id]), return_exceptions=True
             )
             if not isinstance(outcome, BaseException):
                 found.append(call_id)
@@ -238,7 +251,7 @@ class Player:
         prefix = np.empty(0, np.uint32) if before is None else before.path
         items = [] if before is None else [*before.items, said(before.answer)]
         call = complete_call(
-            CallIdentity(self.key, call_id, parent),
+            self._identity(call_id, before),
             prefix=None if before is None else before.path,
             parent_chain_hash=None if before is None else before.call.chain_hash,
             prompt_ids=np.concatenate((prefix, delta[:carry])),
@@ -254,6 +267,13 @@ class Player:
         )
         self.made[call_id] = made
         return made
+
+    def _identity(self, call_id: str, before: Made | None) -> CallIdentity:
+        if before is None:
+            return CallIdentity(self.key, call_id, None)
+        parent = before.call.identity
+        owner = "" if parent.capture_key == self.key else parent.capture_key
+        return CallIdentity(self.key, call_id, parent.call_id, owner)
 
     def _record(self, made: Made, finish: str):
         scan = ConversationScan(made.items)

@@ -46,6 +46,8 @@ class ForestPlayer(Player):
             assert verdict.HasField("root"), verdict
         else:
             assert verdict.continuation.parent_call_id == parent, verdict
+            owner = verdict.continuation.parent_capture_key
+            assert owner == made.call.identity.parent_capture_key
         response = json.dumps({"id": f"chatcmpl-{call_id}"}).encode()
         await self._mesh.staging.stage(staged_call_to_proto(made.call, response, COMPLETION))
         return made

@@ -61,9 +61,11 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
     if receipt.HasField("terminal_call_id"):
         terminal = b"\x01" + sized(receipt.terminal_call_id.encode())
     forest = receipt.mode == attempt_pb2.CAPTURE_MODE_FOREST
-    forest_domain = b"callforest-receipt-v3" if receipt.salvaged_from else b"callforest-receipt-v2"
+    number = (3 if receipt.salvaged_from else 2) if forest else 1
+    restored = any(call.source_capture_key for call in receipt.calls)
+    domain = b"callforest-receipt-v4" + bytes([number])
     layout = (
-        (forest_domain if forest else b"callforest-receipt-v1")
+        (domain if restored else b"callforest-receipt-v%d" % number)
         + sized(receipt.group_id.encode())
         + sized(receipt.rollout_id.encode())
         + struct.pack(">Q", receipt.slot)
@@ -91,6 +93,9 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
         if forest:
             child = call.HasField("parent_call_id")
             layout += b"\x01" + sized(call.parent_call_id.encode()) if child else b"\x00"
+        if restored:
+            owner = call.source_capture_key
+            layout += b"\x01" + sized(owner.encode()) if owner else b"\x00"
     return hashlib.sha256(layout).digest()
 
 
@@ -127,15 +132,19 @@ def verify_path(path: list[staged_call_pb2.StagedCall], receipt: receipt_pb2.Rec
     else:
         assert receipt.terminal_call_id == path[-1].call_id
         assert [call.call_id for call in path] == list(selected)
-    chain, tokens, parent = b"\x00", [], ""
+    owners = {call.call_id: call.source_capture_key for call in receipt.calls}
+    chain, tokens, parent, parent_owner = b"\x00", [], "", ""
     for call in path:
         assert selected[call.call_id] == call.digest
-        assert (call.capture_key, call.parent_call_id) == (receipt.capture_key, parent)
+        owner = owners[call.call_id] or receipt.capture_key
+        assert (call.capture_key, call.parent_call_id) == (owner, parent)
+        assert call.parent_capture_key == ("" if parent_owner in ("", owner) else parent_owner)
         assert call.prev_token_count == len(tokens)
         delta = words(call)
         found = hashlib.sha256(b"nemo-gym-staging-chain-v1" + chain + long_words(delta)).digest()
         assert found == call.chain_hash
         chain, tokens, parent = b"\x01" + found, tokens + delta, call.call_id
+        parent_owner = owner
         cumulative = hashlib.sha256(b"nemo-gym-staging-prefix-v2" + long_words(tokens)).digest()
         assert cumulative == call.cumulative_hash
     assert len(tokens) <= receipt.total_token_count

@@ -15,10 +15,18 @@ import pytest
 
 from callforest.admission.v1 import admission_service_pb2 as pb
 from callforest.admission.v1 import admission_service_pb2_grpc as rpc
-from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, item_pb2
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, item_pb2, restore_point_pb2
 from callforest.error.v1 import error_reason_pb2 as er
+from callforest.ledger.v1 import ledger_service_pb2_grpc as ledger_rpc
 from callforest_client.admission import AdmissionClient
-from callforest_client.errors import CallforestError, UnavailableError, error_of, error_of_rpc
+from callforest_client.channel import connect
+from callforest_client.errors import (
+    CallforestError,
+    RefusedError,
+    UnavailableError,
+    error_of,
+    error_of_rpc,
+)
 from callforest_client.ledger import LedgerClient
 from callforest_mesh.admission.service import AdmissionOptions, AdmissionService
 from callforest_mesh.chassis.item_server import Drain
@@ -234,3 +242,46 @@ async def test_time_trace_and_tenant_go_on_to_the_ledger() -> None:
     assert 0 < timeout_s <= 1.95, "50 ms are kept for the way back"
     await client.close()
     await server.stop()
+
+
+@pytest.mark.requirement("TRN-12")
+async def test_an_attempt_is_restored_and_continued(mesh: Mesh) -> None:
+    await mesh.admission.open_attempt("r1", request_id=request_id())
+    await mesh.admission.admit(intent("a"))
+    await mesh.ledger.record(record("a"))
+    request = request_id()
+    named = restore_point_pb2.RestorePoint(capture_schema=3, capture_key="r1", call_ids=["a"])
+    opened = await mesh.admission.restore_attempt("r1", request_id=request, point=named)
+    assert (opened.capture_key, opened.restored_from, opened.restored_count) == ("r1-a1", "r1", 1)
+    assert await mesh.admission.restore_attempt("r1", request_id=request, point=named) == opened
+    verdict = await mesh.admission.admit(intent("b", SECOND, key="r1-a1"))
+    assert verdict.continuation.parent_call_id == "a"
+    assert verdict.continuation.parent_capture_key == "r1"
+    with pytest.raises(RefusedError) as caught:
+        await mesh.admission.restore_attempt("r1", request_id=request, point=named)
+    assert caught.value.reason == er.ERROR_REASON_RESTORE_REFUSED
+    assert caught.value.metadata["fault"] == "in_use"
+
+
+class OlderLedger(ledger_rpc.LedgerServiceServicer):
+    """A ledger of a release that cannot restore; it would note that it was told to seal."""
+
+
+@pytest.mark.requirement("TRN-12")
+async def test_a_ledger_that_cannot_restore_says_so(open_service: ServiceOpener) -> None:
+    """It is no absence: a client that repeated it would never get another answer."""
+    server = grpc.aio.server()
+    ledger_rpc.add_LedgerServiceServicer_to_server(OlderLedger(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    drain = Drain()
+    behind = LedgerClient(connect(f"127.0.0.1:{port}"), timeout_s=WAIT_S)
+    channel = await open_service(AdmissionService(AdmissionOptions(), drain, behind), drain)
+    admission = AdmissionClient(channel, tenant=TENANT, timeout_s=WAIT_S)
+    named = restore_point_pb2.RestorePoint(capture_schema=3, capture_key="r1", call_ids=["a"])
+    with pytest.raises(RefusedError) as caught:
+        await admission.restore_attempt("r1", request_id=request_id(), point=named)
+    assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED
+    for client in (admission, behind):
+        await client.close()
+    await server.stop(None)

@@ -65,6 +65,7 @@ async def test_full_stores_refuse_new_work_and_end_the_old(
     assert len(await mesh.staging.fetch(trained.key, ["a", "b"])) == 2
 
     await expect_full("ledger", limit, open_player.open())
+    await expect_full("ledger", limit, open_player.restore("a"))
     announced = intent("c", [user("new")], key=open_player.key)
     await expect_full("ledger", limit, mesh.ledger.record_intent(announced))
     await mesh.ledger.record(open_player._record(pending, "stop"))

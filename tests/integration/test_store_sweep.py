@@ -142,7 +142,14 @@ AFTER = {
     "sealed": ["a", "b"],
     "again-a1": ["a"],
 }
-WHOLE = {"late_attempts": 1, "late_records": 1, "drop_attempts": 3, "drop_records": 3}
+WHOLE = {
+    "late_attempts": 1,
+    "late_records": 1,
+    "unrestored_attempts": 0,
+    "unrestored_records": 0,
+    "drop_attempts": 3,
+    "drop_records": 3,
+}
 
 
 async def expect_swept(world: World, waiting: group_batch_pb2.GroupBatch) -> None:
@@ -205,6 +212,8 @@ async def test_what_is_not_old_enough_stays(world: World) -> None:
         "faults": 0,
         "late_attempts": 0,
         "late_records": 0,
+        "unrestored_attempts": 0,
+        "unrestored_records": 0,
         "drop_attempts": 1,
         "drop_records": 1,
         "log_attempts": 0,

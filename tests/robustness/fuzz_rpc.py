@@ -38,7 +38,7 @@ QUIET_S: Final = 0.05
 """A wait of the caller's choice is cancelled once it was silent for so long."""
 _WAITS: Final = ("Await", "Subscribe", "Watch")
 _SERVED: Final = frozenset({"OK", "ITEM_OK", "CANCELLED_BY_CALLER", "200"})
-_ENDS: Final = ("Close", "Seal", "Drop", "Delete", "Forget")
+_ENDS: Final = ("Close", "Seal", "Drop", "Delete", "Forget", "Restore")
 _BY_NUMBER: Final = {code.value[0]: code for code in grpc.StatusCode}
 _REASONS: Final = {reason_name(number): number for number in er.ErrorReason.values()}
 _EXCEPTION_TEXT: Final = re.compile(

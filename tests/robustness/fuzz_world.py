@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,15 +18,17 @@ import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from callforest.admission.v1 import admission_service_pb2  # noqa: F401 - fills the pool of types
+from callforest.admission.v1 import admission_service_pb2
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2
+from callforest.ledger.v1 import restore_attempt_pb2
 from callforest.staging.v1 import staging_service_pb2
 from callforest.worker.v1 import worker_service_pb2
 from callforest_client.channel import connect
 from callforest_client.codec import staged_call_from_proto
 from callforest_client.errors import RefusedError
+from callforest_client.restore_point import restore_point
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 from callforest_core.custody.digests import digest_opening
 from callforest_core.custody.tokens import encode_floats, encode_ids
@@ -192,8 +195,31 @@ async def _play(mesh: FuzzedMesh, directory: Path) -> None:
             mesh.facts.setdefault(name, []).append(getattr(one.attempt, name))
     for message in (*calls, *fetches, *_made_up_calls(keys), *_entries(records), *_intents(keys)):
         mesh.whole.setdefault(message.DESCRIPTOR.full_name, []).append(message)
-    for message in (*_generations(keys, calls), *_finalizations(manifests, rollouts, last)):
+    restores = await _restores(mesh)
+    made = [*_generations(keys, calls), *_finalizations(manifests, rollouts, last), *restores]
+    for message in made:
         mesh.whole.setdefault(message.DESCRIPTOR.full_name, []).append(message)
+
+
+async def _restores(mesh: FuzzedMesh) -> list[Message]:
+    """Make restores of rollouts that no other seed names; each is the same request every time."""
+    made: list[Message] = []
+    for number, kind in enumerate(
+        (admission_service_pb2.RestoreAttemptRequest, restore_attempt_pb2.RestoreAttemptRequest)
+    ):
+        rollout = await mesh.owner.open(f"restored-{number}")
+        await play(rollout.base_url, 2)
+        records = (await mesh.clients.ledger().manifest(rollout.capture_key)).records
+        point = restore_point(rollout.attempt, [one.coords.call_id for one in records])
+        made.append(
+            kind(
+                tenant="default",
+                rollout_id=rollout.rollout_id,
+                request_id=str(uuid.UUID(int=number, version=4)),
+                point=point,
+            )
+        )
+    return made
 
 
 async def _fetch(staging, key: str, ids: list[str]) -> AsyncIterator[staged_call_pb2.StagedCall]:

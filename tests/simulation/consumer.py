@@ -153,7 +153,11 @@ class Consumer:
                 self._train_row(batch, row)
         present = {(one.capture_key, one.call_id) for one in batch.segments}
         for receipt in batch.receipts:
-            chosen = {(receipt.capture_key, one.call_id) for one in receipt.calls if one.selected}
+            chosen = {
+                (one.source_capture_key or receipt.capture_key, one.call_id)
+                for one in receipt.calls
+                if one.selected
+            }
             self.judge.demand(chosen <= present, "every selected call trains", *where)
         for number, segment in enumerate(batch.segments):
             owner = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from callforest_mesh.ledger import core
+from callforest_core.custody.attempts import AttemptName, attempt_name
+from callforest_mesh.ledger import core, restoring
 from callforest_mesh.ledger.attempt import CLOSED, SEALED, AttemptView
 from tests.simulation.mesh import Mesh
 
@@ -49,9 +50,27 @@ def _forgets_tokens(_mesh: Mesh) -> None:
     Cleanup._step = step
 
 
+def _last_owner(_mesh: Mesh) -> None:
+    """Say of a call that is restored again that the attempt before made it."""
+    copied = restoring._copied
+
+    def forgetful(records, capture_key: str):
+        events = copied(records, capture_key)
+        number = attempt_name(capture_key)
+        before = AttemptName(number.rollout_id, number.number - 1).capture_key
+        for event in events:
+            event.restored.source_capture_key = before
+            if event.restored.coords.HasField("parent_call_id"):
+                event.restored.coords.parent_capture_key = before
+        return events
+
+    restoring._copied = forgetful
+
+
 FLAWS: Mapping[str, Callable[[Mesh], None]] = {
     "": _none,
     "acks-early": _acks_early,
     "no-fence": _no_fence,
     "forgets-tokens": _forgets_tokens,
+    "last-owner": _last_owner,
 }

@@ -19,6 +19,7 @@ from callforest_client.errors import CallforestError, RefusedError, UnavailableE
 from callforest_client.finalizer import FinalizerClient
 from callforest_client.gateway import GatewayClient
 from callforest_client.ledger import LedgerClient
+from callforest_client.restore_point import restore_point
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 from tests.robustness.history import ServedCall
 from tests.simulation.judge import Judge
@@ -113,7 +114,7 @@ class Harness:
 
     async def publish(self, group_id: str) -> pb.FinalizeGroupResponse:
         """Publish a group, until it is."""
-        return await self._repeated(lambda: self.owner.publish(group_id, self.plan.group_size))
+        return await self.repeated(lambda: self.owner.publish(group_id, self.plan.group_size))
 
     async def _placed(self, group_id: str, slot: int) -> None:
         async with self.places:
@@ -131,7 +132,7 @@ class Harness:
                     raise
                 await asyncio.sleep(error.retry_after_ms / 1000)
 
-    async def _repeated(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def repeated(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask, at times twice at once: both answers must be the same (P5)."""
         if self.chance.random() >= self.plan.repeating:
             return await self.patiently(ask)
@@ -148,7 +149,7 @@ class Harness:
             return self.owner.finish(rollout, outcome, group_id=group_id, slot=slot)
 
         self.finishes[rollout.rollout_id] = lambda: self.patiently(ask)
-        return await self._repeated(ask)
+        return await self.repeated(ask)
 
 
 class Rollout:
@@ -162,16 +163,22 @@ class Rollout:
         self._last_response: str | None = None
         self._answered: list[str] = []
         self._capture_key = ""
+        self._messages: Messages = []
 
     async def play(self) -> None:
         harness = self._harness
         attempt: attempt_pb2.Attempt | None = None
         for number in itertools.count():
             request_id = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
-            before, attempt = attempt, await self._open(request_id)
+            before = attempt
+            attempt = await self._restore(before, request_id) if before else None
+            restored = attempt is not None
+            if attempt is None:
+                request_id = str(uuid.UUID(int=self._chance.getrandbits(128), version=4))
+                attempt = await self._open(request_id)
             if before is not None and self._chance.random() < 0.15:
                 await self._finish_stale(before)
-            goes_on = await self._attempt(attempt.capture_key, number)
+            goes_on = await self._attempt(attempt.capture_key, number, restored=restored)
             if not goes_on:
                 break
         assert attempt is not None
@@ -197,6 +204,35 @@ class Rollout:
             lambda: admission.open_attempt(self._id, request_id=request_id)
         )
 
+    async def _restore(
+        self, before: attempt_pb2.Attempt, request_id: str
+    ) -> attempt_pb2.Attempt | None:
+        """At times go on from the last answer instead of beginning anew; None when that cannot be.
+
+        What was answered without a record cannot be named, and what failed is not restored.
+        """
+        harness, answered = self._harness, list(self._answered)
+        if not answered or self._chance.random() < 0.3:
+            return None
+        point = restore_point(before, answered)
+        try:
+            attempt = await harness.repeated(
+                lambda: harness.admission.restore_attempt(
+                    self._id, request_id=request_id, point=point
+                )
+            )
+        except RefusedError as error:
+            fault = error.metadata.get("fault", "")
+            known = fault in ("capture_poisoned", "call_not_restorable")
+            harness.judge.demand(known, "a restore is refused for a reason", self._id, error)
+            harness.judge.counts["restores refused"] += 1
+            return None
+        harness.judge.demand(
+            attempt.restored_count >= len(set(answered)), "all that was named is restored", self._id
+        )
+        harness.judge.counts["restores"] += 1
+        return attempt
+
     async def _finish_stale(self, attempt: attempt_pb2.Attempt) -> None:
         """Be an owner that slept: finish an attempt that another one has followed."""
         harness = self._harness
@@ -217,11 +253,13 @@ class Rollout:
         else:
             harness.judge.wrong("a superseded attempt is never finished", attempt.capture_key)
 
-    async def _attempt(self, capture_key: str, number: int) -> bool:
+    async def _attempt(self, capture_key: str, number: int, *, restored: bool) -> bool:
         """Play one attempt; say whether another one must follow."""
-        self._last_response = None
-        self._answered, self._capture_key = [], capture_key
-        messages: Messages = [{"role": "user", "content": f"{capture_key} begins"}]
+        self._capture_key = capture_key
+        if not restored:
+            self._last_response, self._answered = None, []
+            self._messages = [{"role": "user", "content": f"{capture_key} begins"}]
+        messages = self._messages
         for turn in range(self._chance.randint(1, 5)):
             if self._chance.random() < 0.2:
                 self._aside(capture_key, messages, turn)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from callforest.capture.v1 import attempt_pb2, staged_call_pb2
 from callforest.finalizer.v1 import row_log_pb2
 from callforest.ledger.v1 import ledger_event_pb2
+from callforest_core.custody.attempts import AttemptName
 from callforest_core.lineage.items import Dialect
 from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES
 from callforest_mesh.chassis.token_capture import ALL_CAPTURED
@@ -102,7 +103,9 @@ class Judge:
             self.demand(attempt.state != "sealed", "P9 nothing follows a seal", *where)
             revision = int.from_bytes(key[_PREFIX:], "big")
             self.demand(revision == attempt.revision, "revisions follow each other", *where)
-            if which == "intent":
+            if which == "restored":
+                self._restored(attempt, event.restored)
+            elif which == "intent":
                 self._intent(attempt, event.intent)
             elif which == "record":
                 self._record(attempt, event.record)
@@ -128,8 +131,33 @@ class Judge:
             "opening an attempt seals the one before",
             opened.capture_key,
         )
+        if opened.restored_from:
+            named = before is not None and opened.restored_from == before.capture_key
+            self.demand(named, "only the latest attempt is restored", opened.capture_key)
+            sound = before is not None and not before.failed
+            self.demand(sound, "LED-7 nothing is restored from what failed", opened.capture_key)
         self._attempt_keys[prefix] = opened.capture_key
         self.attempts[opened.capture_key] = self.latest[opened.rollout_id] = attempt
+
+    def _restored(self, attempt: ModelAttempt, record) -> None:
+        """A restored call is the latest attempt's, staged where its first owner staged it."""
+        coords, owner = record.coords, record.source_capture_key
+        where = (attempt.capture_key, coords.call_id)
+        before = self.attempts[AttemptName(attempt.rollout_id, attempt.number - 1).capture_key]
+        made = before.calls.get(coords.call_id)
+        if made is None or not made.record:
+            self.wrong("what is restored was committed", *where)
+            return
+        self.demand(owner == before.owner_of(coords.call_id), "ADM-9 the first owner", *where)
+        staged = self.staged.get((owner, coords.call_id))
+        there = staged is not None and staged.digest == coords.digest
+        self.demand(there, "ADM-9 it is staged under its owner", *where, owner)
+        self.demand(not made.parent or made.parent in attempt.order, "parents come first", *where)
+        said = before.told_at[coords.call_id]
+        attempt.calls[coords.call_id] = ModelCall(
+            made.verdict, made.messages, record=True, parent=made.parent, owner=owner
+        )
+        attempt.commit(coords.call_id, said)
 
     def _intent(self, attempt: ModelAttempt, intent: ledger_event_pb2.IntentRecorded) -> None:
         where = (attempt.capture_key, intent.call_id)
@@ -143,7 +171,10 @@ class Judge:
         told, wanted = intent.verdict.WhichOneof("verdict"), self._verdict(attempt, messages)
         if told == "continuation":
             told = intent.verdict.continuation.parent_call_id
-            parent = self.paths.get((attempt.capture_key, told), b"")
+            owner = attempt.owner_of(told)
+            named = intent.verdict.continuation.parent_capture_key or attempt.capture_key
+            self.demand(named == owner, "ADM-9 a parent's owner", *where, named, owner)
+            parent = self.paths.get((owner, told), b"")
             length = intent.verdict.continuation.prev_token_count * 4
             self.demand(len(parent) == length, "a parent's length is its path's", *where)
         self.demand(told == wanted, "P3 every parent is right", *where, told, "not", wanted)
@@ -181,10 +212,8 @@ class Judge:
         verdict, told = call.verdict.continuation.parent_call_id, coords.parent_call_id
         self.demand(told == verdict, "LED-13 the admitted parent", *where)
         call.record, call.parent = True, told
-        attempt.order.append(coords.call_id)
         answer = {"role": "assistant", "content": answer_of(staged.served_response)}
-        said = attempt.said([*call.messages, answer])
-        attempt.conversations.setdefault(said, []).append(coords.call_id)
+        attempt.commit(coords.call_id, attempt.said([*call.messages, answer]))
 
     def _failure(self, attempt: ModelAttempt, failure) -> None:
         where = (attempt.capture_key, failure.call_id, failure.reason)
@@ -225,7 +254,8 @@ class Judge:
         self.demand(where not in self.staged, "put if absent", *where)
         inherited = b""
         if call.HasField("parent_call_id"):
-            inherited = self.paths.get((call.capture_key, call.parent_call_id), b"")
+            owner = call.parent_capture_key or call.capture_key
+            inherited = self.paths.get((owner, call.parent_call_id), b"")
         self.demand(len(inherited) == 4 * call.prev_token_count, "a delta follows its path", *where)
         path = inherited + call.canonical.token_ids
         found = [one for one in self.sampled.get(call.call_id, []) if one.tokens == path]
@@ -284,6 +314,10 @@ class Judge:
         self.demand(receipt.revision == attempt.revision, "of its final revision", *where)
         calls = [call.call_id for call in receipt.calls]
         self.demand(calls == attempt.order, "of all its records, in order", *where)
+        for call in receipt.calls:
+            owner = call.source_capture_key or receipt.capture_key
+            mine = owner == attempt.owner_of(call.call_id)
+            self.demand(mine, "ADM-9 a receipt names the owners", *where, call.call_id, owner)
         if receipt.selection_policy == ALL_CAPTURED:
             self._selected_in_order(attempt, list(receipt.selected_call_ids))
         wanted = self._mask(attempt, set(receipt.selected_call_ids))

@@ -12,7 +12,11 @@ WITHOUT_COORDINATES = "request_finished_without_staged_coordinates"
 
 @dataclass(slots=True)
 class ModelCall:
-    """A call as the model knows it."""
+    """A call as the model knows it.
+
+    Attributes:
+        owner: the attempt that it is staged under, when that is another one.
+    """
 
     verdict: capture_admission_pb2.Verdict
     messages: Messages
@@ -20,6 +24,7 @@ class ModelCall:
     withdrawn: bool = False
     parent: str = ""
     failures: set[str] = field(default_factory=set)
+    owner: str = ""
 
 
 @dataclass(slots=True)
@@ -30,7 +35,8 @@ class ModelAttempt:
         calls: in the order in which they were announced.
         conversations: committed calls by what had been said when they ended: by models in chain
             mode, by anyone in forest mode.
-        order: committed calls, first to last.
+        order: committed calls, first to last; restored ones first.
+        told_at: what had been said when a committed call ended.
     """
 
     rollout_id: str
@@ -42,6 +48,13 @@ class ModelAttempt:
     calls: dict[str, ModelCall] = field(default_factory=dict)
     conversations: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    told_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def commit(self, call_id: str, said: tuple[str, ...]) -> None:
+        """Let a call be continued by what had been said when it ended."""
+        self.order.append(call_id)
+        self.told_at[call_id] = said
+        self.conversations.setdefault(said, []).append(call_id)
 
     @property
     def pending(self) -> list[str]:
@@ -58,6 +71,11 @@ class ModelAttempt:
             call.failures - ({WITHOUT_COORDINATES} if self.forest and call.record else set())
             for call in self.calls.values()
         )
+
+    def owner_of(self, call_id: str) -> str:
+        """Give the attempt that a call is staged under."""
+        call = self.calls.get(call_id)
+        return (call.owner if call is not None else "") or self.capture_key
 
     def said(self, messages: Messages) -> tuple[str, ...]:
         """Give what a conversation is known by."""

@@ -43,6 +43,7 @@ def simulate(*arguments: str, hash_seed: int = 0) -> tuple[int, dict[str, object
 
 @pytest.mark.timeout(900 * DEPTH)
 @pytest.mark.requirement("CAP-6", "CAP-8", "LED-5", "LED-6", "LED-8", "LED-13", "FIN-3", "FIN-4")
+@pytest.mark.requirement("ADM-9", "TRN-12")
 def test_nothing_is_violated_and_all_ends_once_it_heals() -> None:
     """P1 to P5, P7 and P9 at every commit; then every rollout finishes within 60 seconds."""
     status, found, said = simulate("--items", str(ITEMS))
@@ -52,6 +53,7 @@ def test_nothing_is_violated_and_all_ends_once_it_heals() -> None:
     assert found["faults"].keys() == FAULTS
     assert found["judged"]["receipts"] > found["judged"]["masked"] > 0
     assert found["judged"]["trained rows"] > 0
+    assert found["judged"]["restored"] > found["judged"]["restores"] > 0
     assert found["judged"]["commits_lost"] > 0 < found["judged"]["commits_kept"]
     assert found["finish_s_max"] <= 60
 

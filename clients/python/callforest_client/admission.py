@@ -8,7 +8,7 @@ import grpc.aio
 
 from callforest.admission.v1 import admission_service_pb2 as pb
 from callforest.admission.v1 import admission_service_pb2_grpc as rpc
-from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
+from callforest.capture.v1 import attempt_pb2, capture_admission_pb2, restore_point_pb2
 from callforest_client import unary
 from callforest_client.capture_mode import of_mode
 from callforest_client.item_stream import ItemStream
@@ -54,6 +54,27 @@ class AdmissionClient:
         )
         response = await unary.call(self._stub.OpenAttempt, request, timeout_s=self._timeout_s)
         return of_mode(response.attempt, mode)
+
+    async def restore_attempt(
+        self, rollout_id: str, *, request_id: str, point: restore_point_pb2.RestorePoint
+    ) -> attempt_pb2.Attempt:
+        """Open the next attempt of a rollout with calls of the latest one, which is sealed.
+
+        Args:
+            rollout_id: the logical rollout.
+            request_id: a UUID, of one start of the harness; a repeat with it gets the first answer
+                until the attempt is used.
+            point: names the latest attempt and the calls that are taken over.
+
+        Raises:
+            RefusedError: RESTORE_REFUSED, among others; its code is UNIMPLEMENTED when a service
+                is of a release that cannot restore. Nothing was opened and nothing sealed.
+        """
+        request = pb.RestoreAttemptRequest(
+            tenant=self._tenant, rollout_id=rollout_id, request_id=request_id, point=point
+        )
+        response = await unary.call(self._stub.RestoreAttempt, request, timeout_s=self._timeout_s)
+        return response.attempt
 
     async def admit(
         self, intent: attempt_pb2.CallIntent, *, traceparent: str = ""

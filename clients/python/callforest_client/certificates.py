@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from callforest.capture.v1 import group_batch_pb2, receipt_pb2, row_certificate_pb2
 from callforest_client.codec import ColumnError, staged_call_from_proto
+from callforest_core.custody.attempts import is_earlier_attempt
 from callforest_core.custody.call import CallRecord, Receipt, StagedCall
 from callforest_core.custody.extras import extras_digest
 from callforest_core.custody.verification import VerificationError, verify_paths
@@ -144,17 +145,28 @@ def _verified_calls(certificate: row_certificate_pb2.RowCertificate) -> list[Sta
             raise CertificateError("wrong_extras_digest", call.identity.call_id, row_id)
         if segment.call.served_response:
             raise CertificateError("served_response", call.identity.call_id, row_id)
-    records = tuple(CallRecord.of(call, "") for call in calls)
-    endpoint = calls[-1].identity.call_id
+    # Owners never fall from root to endpoint, so the endpoint's is the last attempt of the row.
+    last = calls[-1].identity
+    records = tuple(_record_in(last.capture_key, call) for call in calls)
     try:
         (line,) = verify_paths(
-            Receipt(calls[0].identity.capture_key, records, endpoint), calls, [endpoint]
+            Receipt(last.capture_key, records, last.call_id), calls, [last.call_id]
         )
     except VerificationError as error:
         raise CertificateError(error.code, str(error), row_id) from error
     if len(line.links) != len(calls):
         raise CertificateError("not_one_path", "calls stand beside the path", row_id)
     return calls
+
+
+def _record_in(capture_key: str, call: StagedCall) -> CallRecord:
+    """Make the row that a call has in an attempt, which it may be restored in."""
+    identity = call.identity
+    record = CallRecord.of(call, "")
+    if identity.capture_key == capture_key:
+        return record
+    parent_owner = "" if identity.parent_call_id is None else identity.parent_owner
+    return replace(record, source_capture_key=identity.capture_key, parent_capture_key=parent_owner)
 
 
 def _place(
@@ -206,12 +218,17 @@ def _check_path(
 ) -> None:
     """Hold a training row's calls and ownership against what its receipt makes of it."""
     row_id, receipt = certificate.row_id, certificate.receipt
-    digests = {call.call_id: call.digest for call in receipt.calls}
+    listed = {call.call_id: call for call in receipt.calls}
     for call in calls:
         identity = call.identity
-        if identity.capture_key != receipt.capture_key:
+        entry = listed.get(identity.call_id, receipt_pb2.ReceiptCall())
+        if identity.capture_key != (entry.source_capture_key or receipt.capture_key):
             raise CertificateError("wrong_rollout", identity.call_id, row_id)
-        if digests.get(identity.call_id) != call.digest:
+        if entry.source_capture_key and not is_earlier_attempt(
+            entry.source_capture_key, receipt.capture_key
+        ):
+            raise CertificateError("wrong_source", identity.call_id, row_id)
+        if entry.digest != call.digest:
             raise CertificateError("wrong_digest", identity.call_id, row_id)
     if tuple(call.identity.call_id for call in calls) != path.call_ids:
         raise CertificateError("path", "its receipt makes another row", row_id)

@@ -91,6 +91,7 @@ def staged_call_to_proto(
         capture_key=identity.capture_key,
         call_id=identity.call_id,
         parent_call_id=identity.parent_call_id,
+        parent_capture_key=identity.parent_capture_key,
         prev_token_count=call.prev_len,
         weight_version=call.weight_version,
         canonical=staged_call_pb2.CanonicalColumns(
@@ -124,7 +125,9 @@ def staged_call_from_proto(message: staged_call_pb2.StagedCall) -> StagedCall:
             f" but {len(token_ids)} ids"
         )
     return StagedCall(
-        CallIdentity(message.capture_key, message.call_id, parent_of(message)),
+        CallIdentity(
+            message.capture_key, message.call_id, parent_of(message), message.parent_capture_key
+        ),
         message.prev_token_count,
         columns.carry_token_count,
         message.weight_version,
@@ -159,6 +162,7 @@ def coords_of(call: staged_call_pb2.StagedCall | StagedCall) -> commit_coords_pb
             capture_key=identity.capture_key,
             call_id=identity.call_id,
             parent_call_id=identity.parent_call_id,
+            parent_capture_key=identity.parent_capture_key,
             prev_token_count=call.prev_len,
             delta_token_count=call.delta_len,
             weight_version=call.weight_version,
@@ -171,6 +175,7 @@ def coords_of(call: staged_call_pb2.StagedCall | StagedCall) -> commit_coords_pb
         capture_key=call.capture_key,
         call_id=call.call_id,
         parent_call_id=parent_of(call),
+        parent_capture_key=call.parent_capture_key,
         prev_token_count=call.prev_token_count,
         delta_token_count=delta_len_of(call),
         weight_version=call.weight_version,
@@ -185,10 +190,15 @@ def are_coords_of(
     coords: commit_coords_pb2.CommitCoords, call: staged_call_pb2.StagedCall | StagedCall
 ) -> bool:
     """Say whether coordinates are those of a call; a peer of a later release may say more."""
+    return known_coords(coords) == coords_of(call)
+
+
+def known_coords(coords: commit_coords_pb2.CommitCoords) -> commit_coords_pb2.CommitCoords:
+    """Give coordinates without what only a later release knows of them."""
     known = commit_coords_pb2.CommitCoords()
     known.CopyFrom(coords)
     known.DiscardUnknownFields()
-    return known == coords_of(call)
+    return known
 
 
 def coords_without_columns(
@@ -222,7 +232,7 @@ def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:
         extras_digest=coords.extras_digest,
         chain_hash=coords.chain_hash,
         cumulative_hash=coords.cumulative_hash,
-        staging_key=staging_key(coords.capture_key, coords.call_id),
+        staging_key=staging_key(message.source_capture_key or coords.capture_key, coords.call_id),
         response_id=message.response_id,
         admitted_at=seconds_of(message.admit_time) if message.HasField("admit_time") else None,
         intent_number=message.intent_number or None,
@@ -232,6 +242,8 @@ def call_record_from_proto(message: call_record_pb2.CallRecord) -> CallRecord:
         finish_reason=message.completion.finish_reason,
         status=_STATUS_NAMES.get(message.completion.status, ""),
         output=output_summary_from_proto(message.output) if message.HasField("output") else None,
+        source_capture_key=message.source_capture_key,
+        parent_capture_key=coords.parent_capture_key,
     )
 
 
@@ -263,6 +275,7 @@ def call_record_to_proto(
             capture_key=capture_key,
             call_id=record.call_id,
             parent_call_id=record.parent_call_id,
+            parent_capture_key=record.parent_capture_key,
             prev_token_count=record.prev_len,
             delta_token_count=record.delta_len,
             weight_version=record.weight_version,
@@ -280,6 +293,7 @@ def call_record_to_proto(
             weight_version_count=weight_version_count,
         ),
         replay=replay,
+        source_capture_key=record.source_capture_key,
     )
     if record.output is not None:
         message.output.CopyFrom(output_summary_to_proto(record.output))

@@ -1,7 +1,8 @@
 """The rollout owner's side: open an attempt, hand its URL to a harness, finish it, publish a group.
 
-What a harness needs is the URL alone. What the owner needs is here in four calls. All but `open`
-may be repeated; another `open` begins another attempt and gives the one before up.
+What a harness needs is the URL alone. What the owner needs is here in five calls. All but `open`
+may be repeated; another `open` begins another attempt and gives the one before up. `restore` begins
+another that goes on from a checkpoint of the one before.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
-from callforest.capture.v1 import attempt_pb2, receipt_pb2, selection_pb2
+from callforest.capture.v1 import attempt_pb2, receipt_pb2, restore_point_pb2, selection_pb2
+from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_client.admission import AdmissionClient
+from callforest_client.errors import RefusedError
 from callforest_client.finalizer import FinalizerClient
 from callforest_client.ledger import SETTLE_WAIT_S, LedgerClient
+from callforest_client.restore_point import check_restore_point
+from callforest_core.custody.attempts import attempt_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,21 @@ class Outcome:
     selection: selection_pb2.Selection | None = None
     environment_masked: bool = False
     mask_refused_selection: bool = False
+
+
+class RolloutFinalizedError(Exception):
+    """The rollout has its receipt; no later attempt of it could be finalized.
+
+    Attributes:
+        receipt: the receipt.
+    """
+
+    def __init__(self, receipt: receipt_pb2.Receipt) -> None:
+        super().__init__(
+            f"rollout {receipt.rollout_id} is not restored: it was finalized as attempt"
+            f" {receipt.capture_key or 'none'}, and a rollout has one receipt"
+        )
+        self.receipt = receipt
 
 
 class RolloutOwner:
@@ -105,8 +125,64 @@ class RolloutOwner:
         attempt = await self._admission.open_attempt(
             rollout_id, request_id=str(uuid.uuid4()), mode=mode
         )
+        return self._opened(attempt)
+
+    async def restore(
+        self,
+        point: restore_point_pb2.RestorePoint,
+        *,
+        request_id: str,
+        settle_wait_s: float | None = None,
+    ) -> OpenRollout:
+        """Go on from a checkpoint: open the next attempt with the calls on which it stands.
+
+        End the harness of the attempt before first. Keep point and checkpoint in one file, with
+        the request id; rewrite the point with the new attempt's `capture_key` before the harness
+        goes on. The harness must go on from a context whose answers are of restored calls, and
+        send everything to the new URL.
+
+        Args:
+            point: names the rollout's latest attempt and every accepted answer of the
+                conversations that go on or may be selected.
+            request_id: a UUID of this start of the harness, written down before; a repeat with it
+                gets the same attempt as long as that was not used.
+            settle_wait_s: how long calls of the attempt before may take to settle; None for the
+                owner's own limit. What then is pending does not matter.
+
+        Raises:
+            RestorePointError: the point is of another capture schema; nothing was asked.
+            RolloutFinalizedError: the rollout has a receipt.
+            RefusedError: RESTORE_REFUSED, whose `fault` says what to do; UNIMPLEMENTED, a service
+                is of a release that cannot restore. Nothing was opened and nothing sealed.
+        """
+        check_restore_point(point)
+        rollout_id = attempt_name(point.capture_key).rollout_id
+        try:
+            await self._admission.close_attempt(point.capture_key)
+            wait_s = self._settle_wait_s if settle_wait_s is None else settle_wait_s
+            await self._ledger.await_settled(point.capture_key, wait_s=wait_s)
+        except RefusedError as error:
+            if error.reason != er.ERROR_REASON_ATTEMPT_NOT_FOUND:
+                raise
+            # Never opened, or forgotten: what to do then, the restore itself says.
+        receipt = await self._receipt(rollout_id)
+        if receipt is not None:
+            raise RolloutFinalizedError(receipt)
+        return self._opened(
+            await self._admission.restore_attempt(rollout_id, request_id=request_id, point=point)
+        )
+
+    def _opened(self, attempt: attempt_pb2.Attempt) -> OpenRollout:
         base_url = f"{self._gateway_url}/rollouts/{attempt.capture_key}/v1"
-        return OpenRollout(rollout_id, attempt, base_url)
+        return OpenRollout(attempt.rollout_id, attempt, base_url)
+
+    async def _receipt(self, rollout_id: str) -> receipt_pb2.Receipt | None:
+        try:
+            return await self._finalizer.receipt(rollout_id)
+        except RefusedError as error:
+            if error.reason != er.ERROR_REASON_RECEIPT_NOT_FOUND:
+                raise
+            return None
 
     async def finish(
         self,

@@ -19,6 +19,14 @@ CALLS_MAX = 4096
 """Most calls of one Fetch or DeleteCalls; longer lists are cut."""
 
 
+def by_owner(names: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Group calls by the attempt under which they are staged, each group in the order given."""
+    grouped: dict[str, list[str]] = {}
+    for owner, call_id in names:
+        grouped.setdefault(owner, []).append(call_id)
+    return grouped
+
+
 class StagingClient:
     """Stages the tokens of calls and reads them back.
 
@@ -110,6 +118,22 @@ class StagingClient:
                 else:
                     calls.append(staged_call_pb2.StagedCall.FromString(assembler.end(0)))
         return calls
+
+    async def fetch_owned(
+        self, names: Sequence[tuple[str, str]]
+    ) -> list[staged_call_pb2.StagedCall]:
+        """Read calls that are staged under several attempts, in the asked order.
+
+        Args:
+            names: of each call the attempt under which it is staged, and the call.
+        """
+        found: dict[tuple[str, str], staged_call_pb2.StagedCall] = {}
+        for owner, call_ids in by_owner(names).items():
+            calls = await self.fetch(owner, call_ids)
+            found.update(
+                ((owner, call_id), call) for call_id, call in zip(call_ids, calls, strict=True)
+            )
+        return [found[name] for name in names]
 
     async def delete(self, capture_key: str, call_ids: Sequence[str]) -> int:
         """Remove staged calls by their exact keys; give how many were there."""

@@ -9,17 +9,14 @@ from callforest_core.custody.digests import (
     CONTINUATION_MODE,
     FORMAT_VERSIONS,
     ROOT_MODE,
-    CallHeader,
     DigestInputError,
     Encoded,
     EncodedColumns,
-    FloatColumn,
     FormatVersions,
     call_digest,
     canonical_columns,
-    exact_call_digest,
 )
-from callforest_core.custody.tokens import Logprobs, TokenIds, WideTokenIds
+from callforest_core.custody.tokens import Logprobs, TokenIds
 from callforest_core.lineage.source import OutputSummary
 
 NO_FINGERPRINT_VERSION: Final = 0
@@ -54,12 +51,20 @@ class CallIdentity:
         capture_key: the attempt.
         call_id: the call, unique in its attempt.
         parent_call_id: the call that this one continues, or None for a root.
+        parent_capture_key: the earlier attempt under which the parent is staged; "" for
+            `capture_key`. No digest covers it.
 
     """
 
     capture_key: str
     call_id: str
     parent_call_id: str | None
+    parent_capture_key: str = ""
+
+    @property
+    def parent_owner(self) -> str:
+        """The attempt under which the parent is staged, if there is one."""
+        return self.parent_capture_key or self.capture_key
 
     @property
     def staging_key(self) -> str:
@@ -180,91 +185,6 @@ class StagedCall:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExactCall:
-    """The tokens of one call in the contract's full form, for records that peers made.
-
-    Everything is as claimed: lengths and mode may contradict the columns, and verification says so.
-    Legal records that the canonical form cannot carry live here: ids from 2^32 on, signed zeros,
-    any order of mask values. The trainer path refuses them.
-
-    Attributes:
-        identity: who the call is.
-        mode: `text` or `token_in`.
-        prev_len: tokens inherited from the parent's path.
-        delta_len: tokens that this call adds.
-        cum_len: tokens from the root to the end of this call.
-        weight_version: of the policy when the call began.
-        token_ids: the delta.
-        token_mask: 1.0 for a generated token, 0.0 for a carried one.
-        logprobs: one a token.
-        digest: raw 32 bytes, as are the next three; meanings as in `StagedCall`.
-        extras_digest: over extras that are held elsewhere.
-        chain_hash: over the deltas from the root to here.
-        cumulative_hash: over all tokens from the root to here, flat.
-        versions: layout versions of the digests.
-
-    """
-
-    identity: CallIdentity
-    mode: str
-    prev_len: int
-    delta_len: int
-    cum_len: int
-    weight_version: int
-    token_ids: WideTokenIds
-    token_mask: FloatColumn
-    logprobs: FloatColumn
-    digest: bytes
-    extras_digest: bytes
-    chain_hash: bytes
-    cumulative_hash: bytes
-    versions: FormatVersions = FORMAT_VERSIONS
-
-    @property
-    def custody(self) -> Custody:
-        """What the ledger row must repeat."""
-        return (
-            self.identity.parent_call_id,
-            self.mode,
-            self.prev_len,
-            self.delta_len,
-            self.cum_len,
-            self.weight_version,
-            self.digest,
-            self.extras_digest,
-            self.chain_hash,
-            self.cumulative_hash,
-        )
-
-    @property
-    def header(self) -> CallHeader:
-        """The claimed fields that a digest covers."""
-        return CallHeader(
-            self.versions,
-            self.identity.capture_key,
-            self.identity.call_id,
-            self.identity.parent_call_id,
-            self.mode,
-            self.prev_len,
-            self.delta_len,
-            self.cum_len,
-            self.weight_version,
-        )
-
-    def recompute_digest(self) -> bytes:
-        """Digest the fields again, committed extras digest and hashes included.
-
-        Raises:
-            DigestInputError: the fields have no digest.
-
-        """
-        digests = (self.extras_digest, self.chain_hash, self.cumulative_hash)
-        return exact_call_digest(
-            self.header, self.token_ids, self.token_mask, self.logprobs, digests
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """The token-free ledger row of a call.
@@ -293,6 +213,9 @@ class CallRecord:
         intent_number: place of the call among those that its attempt announced, from 1, as the
             ledger counted; None when it did not.
         output: identifies the answer in a returned history, of forest mode, or None.
+        source_capture_key: the earlier attempt under which a restored call is staged and
+            digested, its owner; "" when that is the attempt that the row is of.
+        parent_capture_key: the parent's owner; "" when that is the attempt that the row is of.
     """
 
     call_id: str
@@ -317,6 +240,12 @@ class CallRecord:
     versions: FormatVersions = FORMAT_VERSIONS
     intent_number: int | None = None
     output: OutputSummary | None = None
+    source_capture_key: str = ""
+    parent_capture_key: str = ""
+
+    def owner_in(self, capture_key: str) -> str:
+        """Give the attempt under which the call is staged; the row is one of `capture_key`."""
+        return self.source_capture_key or capture_key
 
     @property
     def custody(self) -> Custody:
@@ -370,6 +299,7 @@ class CallRecord:
             finish_reason,
             status,
             staged.versions,
+            parent_capture_key=identity.parent_capture_key,
         )
 
 

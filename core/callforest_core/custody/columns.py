@@ -10,8 +10,9 @@ from typing import Final, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from callforest_core.custody.call import ExactCall, StagedCall
+from callforest_core.custody.call import StagedCall
 from callforest_core.custody.digests import Encoded, EncodedColumns
+from callforest_core.custody.exact_call import ExactCall
 from callforest_core.custody.tokens import AnyTokenIds, encode_floats, encode_ids
 
 AnyCall: TypeAlias = StagedCall | ExactCall

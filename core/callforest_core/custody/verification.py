@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from callforest_core.custody.call import CUSTODY_FIELDS, CallRecord, ExactCall, Receipt, StagedCall
+from callforest_core.custody.call import CUSTODY_FIELDS, CallRecord, Receipt, StagedCall
 from callforest_core.custody.columns import AnyCall, AttemptColumns, encode_attempt
 from callforest_core.custody.digests import (
     FORMAT_VERSIONS,
@@ -22,7 +22,9 @@ from callforest_core.custody.digests import (
     cumulative_hash_encoded,
     digest_opening,
 )
+from callforest_core.custody.exact_call import ExactCall
 from callforest_core.custody.row import LinearizedRow, Link
+from callforest_core.custody.sources import source_fault
 
 _UNSUPPORTED: Final = ("unsupported_schema", "unsupported_digest", "unsupported_extras_digest")
 _VERSION_FIELDS: Final = ("schema_version", "digest_version", "extras_digest_version")
@@ -124,16 +126,20 @@ def _verify_manifest(receipt: Receipt, calls: Sequence[AnyCall]) -> _Verified:
             "row_count_mismatch", f"{len(calls)} calls for {len(receipt.manifest)} rows"
         )
     columns = encode_attempt(calls)
-    opening = _opening(receipt)
+    openings = {receipt.capture_key: _opening(receipt.capture_key)}
     positions: dict[str, int] = {}
     for record, call, encoded in zip(receipt.manifest, calls, columns.encoded, strict=True):
         call_id = call.identity.call_id
         if call_id != record.call_id or call_id in positions:
             _refuse_order(records, positions, record, call_id)
-        _compare(receipt, record, call)
-        _authenticate(call, opening, encoded, finite=columns.all_finite)
+        owner = record.owner_in(receipt.capture_key)
+        _compare(receipt, record, call, owner)
+        if owner not in openings:
+            openings[owner] = _opening(owner)
+        _authenticate(call, openings[owner], encoded, finite=columns.all_finite)
         positions[call_id] = len(positions)
     _check_lineage(records)
+    _check_sources(receipt, records, calls)
     return _Verified(receipt, calls, columns, positions)
 
 
@@ -149,9 +155,18 @@ def _check_receipt(receipt: Receipt) -> None:
         raise VerificationError("empty_manifest", "no call was committed")
 
 
-def _opening(receipt: Receipt) -> bytes:
+def _check_sources(
+    receipt: Receipt, records: dict[str, CallRecord], calls: Sequence[AnyCall]
+) -> None:
+    fault = source_fault(receipt.capture_key, records, [call.identity for call in calls])
+    if fault is not None:
+        call_id, detail = fault
+        raise VerificationError("wrong_source", detail, call_id)
+
+
+def _opening(capture_key: str) -> bytes:
     try:
-        return digest_opening(receipt.capture_key)
+        return digest_opening(capture_key)
     except DigestInputError as error:
         raise VerificationError("invalid_snapshot", str(error)) from error
 
@@ -189,10 +204,14 @@ def _refuse_order(
     raise VerificationError("snapshot_order_mismatch", f"stands for {record.call_id}", call_id)
 
 
-def _compare(receipt: Receipt, record: CallRecord, call: AnyCall) -> None:
-    """Compare the call with its row field by field, in the peer's order."""
-    if call.identity.capture_key != receipt.capture_key:
-        detail = f"belongs to {call.identity.capture_key}"
+def _compare(receipt: Receipt, record: CallRecord, call: AnyCall, owner: str) -> None:
+    """Compare the call with its row field by field, in the peer's order.
+
+    The owner is the attempt under which the call must be staged: the receipt's own but for a
+    restored call.
+    """
+    if call.identity.capture_key != owner:
+        detail = f"belongs to {call.identity.capture_key}, not {owner}"
         raise VerificationError("wrong_rollout", detail, record.call_id)
     if call.custody != record.custody:
         for name, found, expected in zip(CUSTODY_FIELDS, call.custody, record.custody, strict=True):

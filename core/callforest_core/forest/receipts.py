@@ -3,6 +3,7 @@
 It hashes a written layout (docs/protocol.md, "Receipts"), never serialized protobuf. Receipts of
 chain mode have layout 1, those of forest mode layout 2; layout 3 is of a receipt whose verified
 paths train although its attempt was not captured whole, so that this cannot be taken from it.
+Layout 4 is of a receipt with a restored call: one of the others, with the owner of each call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from callforest.capture.v1 import attempt_pb2, receipt_pb2
 _CHAIN_DOMAIN: Final = b"callforest-receipt-v1"
 _FOREST_DOMAIN: Final = b"callforest-receipt-v2"
 _SALVAGED_DOMAIN: Final = b"callforest-receipt-v3"
+_RESTORED_DOMAIN: Final = b"callforest-receipt-v4"
+_DOMAINS: Final = {1: _CHAIN_DOMAIN, 2: _FOREST_DOMAIN, 3: _SALVAGED_DOMAIN}
 
 
 def is_forest(receipt: receipt_pb2.Receipt) -> bool:
@@ -26,7 +29,11 @@ def is_forest(receipt: receipt_pb2.Receipt) -> bool:
 def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
     """Give the SHA-256 of a receipt's written layout, 32 bytes."""
     forest = is_forest(receipt)
-    hashed = hashlib.sha256(_domain(receipt))
+    restored = any(call.source_capture_key for call in receipt.calls)
+    layout = _layout(receipt)
+    hashed = hashlib.sha256(_RESTORED_DOMAIN if restored else _DOMAINS[layout])
+    if restored:
+        hashed.update(struct.pack(">B", layout))
     hashed.update(_text(receipt.group_id))
     hashed.update(_text(receipt.rollout_id))
     hashed.update(struct.pack(">Q", receipt.slot))
@@ -46,6 +53,9 @@ def receipt_digest(receipt: receipt_pb2.Receipt) -> bytes:
         if forest:
             parent = call.parent_call_id
             hashed.update(_optional(parent, present=call.HasField("parent_call_id")))
+        if restored:
+            owner = call.source_capture_key
+            hashed.update(_optional(owner, present=bool(owner)))
     return hashed.digest()
 
 
@@ -69,10 +79,11 @@ def _forest_fields(receipt: receipt_pb2.Receipt) -> bytes:
     return b"".join(parts)
 
 
-def _domain(receipt: receipt_pb2.Receipt) -> bytes:
+def _layout(receipt: receipt_pb2.Receipt) -> int:
+    """Give the layout that a receipt has without a restored call."""
     if not is_forest(receipt):
-        return _CHAIN_DOMAIN
-    return _SALVAGED_DOMAIN if receipt.salvaged_from else _FOREST_DOMAIN
+        return 1
+    return 3 if receipt.salvaged_from else 2
 
 
 def _optional(text: str, *, present: bool) -> bytes:

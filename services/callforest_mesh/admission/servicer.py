@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import Final, TypeAlias, TypeVar, cast
 
+import grpc
 import grpc.aio
 
 from callforest.admission.v1 import admission_service_pb2 as pb
@@ -77,6 +78,18 @@ class AdmissionServicer(rpc.AdmissionServiceServicer):
         attempt = await _in_time(opening, context.time_remaining())
         failpoint("admission.after_open")
         return pb.OpenAttemptResponse(attempt=attempt)
+
+    async def RestoreAttempt(
+        self,
+        request: pb.RestoreAttemptRequest,
+        context: _Unary[pb.RestoreAttemptRequest, pb.RestoreAttemptResponse],
+    ) -> pb.RestoreAttemptResponse:
+        """Open the next attempt of a rollout with calls of the one before."""
+        restoring = self._ledger.for_tenant(request.tenant).restore_attempt(
+            request.rollout_id, request_id=request.request_id, point=request.point
+        )
+        attempt = await _in_time(restoring, context.time_remaining())
+        return pb.RestoreAttemptResponse(attempt=attempt)
 
     async def AdmitCalls(
         self,
@@ -151,6 +164,6 @@ async def _answered(asked: Awaitable[T]) -> T:
     try:
         return await asked
     except CallforestError as error:
-        if core.is_absence(error.reason):
+        if error.code is not grpc.StatusCode.UNIMPLEMENTED and core.is_absence(error.reason):
             raise core.ledger_absent() from error
         raise

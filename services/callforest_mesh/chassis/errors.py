@@ -75,7 +75,12 @@ def overloaded(limit: str, limit_value: int, *, retry_after_ms: int = 1000) -> R
 
 
 def _of_peer(error: CallforestError) -> status_pb2.Status:
-    """Pass a typed answer of a peer on as it is; an untyped one becomes PEER_UNAVAILABLE."""
+    """Pass a typed answer of a peer on as it is; an untyped one becomes PEER_UNAVAILABLE.
+
+    A method that the peer's release does not have is no absence: no repeat would find it.
+    """
+    if error.code is grpc.StatusCode.UNIMPLEMENTED:
+        return status_pb2.Status(code=error.code.value[0], message=error.message)
     if error.reason == er.ERROR_REASON_UNSPECIFIED:
         _LOG.warning("a peer failed: %s", error)
         return status_of(

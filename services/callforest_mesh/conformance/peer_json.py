@@ -6,7 +6,7 @@ records that were built without those checks and are to be judged by the verifie
 
 from __future__ import annotations
 
-from callforest_core.custody.call import CallIdentity, CallRecord, ExactCall, Receipt
+from callforest_core.custody.call import CallIdentity, CallRecord, Receipt
 from callforest_core.custody.digests import (
     CONTINUATION_MODE,
     FORMAT_VERSIONS,
@@ -15,6 +15,7 @@ from callforest_core.custody.digests import (
     FormatVersions,
 )
 from callforest_core.custody.errors import ExtrasError
+from callforest_core.custody.exact_call import ExactCall
 from callforest_core.custody.extras import EMPTY_EXTRAS_DIGEST, encode_extras, extras_digest
 from callforest_core.custody.row import LinearizedRow
 from callforest_mesh.conformance.json_case import Json

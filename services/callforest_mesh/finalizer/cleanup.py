@@ -11,9 +11,9 @@ import logging
 
 from callforest_client.errors import CallforestError
 from callforest_client.staging import StagingClient
+from callforest_core.custody.attempts import AttemptName
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.failpoint import failpoint
-from callforest_mesh.finalizer.groups import attempts_before
 from callforest_mesh.finalizer.store import RowLog
 
 _LOG = logging.getLogger("callforest")
@@ -90,9 +90,10 @@ class Cleanup:
             if finalized is None:
                 continue
             receipt = finalized.receipt
-            if receipt.calls:
-                keys = [call.call_id for call in receipt.calls]
+            # Restored calls are staged under earlier attempts, which go whole.
+            keys = [call.call_id for call in receipt.calls if not call.source_capture_key]
+            if keys:
                 await staging.delete(receipt.capture_key, keys)
                 failpoint("finalizer.after_delete")
-            for capture_key in attempts_before(rollout_id, finalized.attempt_number):
+            for capture_key in AttemptName(rollout_id, finalized.attempt_number).earlier:
                 await staging.drop_partition(capture_key)

@@ -223,7 +223,12 @@ def make_receipt(
     selected = set(row.call_ids) if row is not None and mask is None else set[str]()
     for record in evidence.records:
         chosen = record.call_id in selected
-        receipt.calls.add(call_id=record.call_id, digest=record.digest, selected=chosen)
+        receipt.calls.add(
+            call_id=record.call_id,
+            digest=record.digest,
+            selected=chosen,
+            source_capture_key=record.source_capture_key,
+        )
         receipt.truncated |= chosen and record.finish_reason == _LENGTH
     if row is not None:
         generations = [link.generation_len for link in row.links]

@@ -252,6 +252,7 @@ def make_receipt(
             selected=record.call_id in trains,
             reason=reason,
             parent_call_id=record.parent_call_id,
+            source_capture_key=record.source_capture_key,
         )
     if forest is not None:
         chosen = frozenset(selected)

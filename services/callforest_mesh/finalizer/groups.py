@@ -136,23 +136,20 @@ def dropped(logged: row_log_pb2.LoggedGroup, reason: str) -> row_log_pb2.LoggedG
     )
 
 
-def attempts_before(rollout_id: str, attempt_number: int) -> list[str]:
-    """Name the abandoned attempts of a rollout, whose staged calls are swept (FIN-1)."""
-    return [rollout_id if n == 0 else f"{rollout_id}-a{n}" for n in range(attempt_number)]
-
-
 def _contribution(rollout: row_log_pb2.FinalizedRollout) -> Contribution:
     receipt = rollout.receipt
-    digests: Mapping[str, bytes] = {call.call_id: call.digest for call in receipt.calls}
+    segments: Mapping[str, Segment] = {
+        call.call_id: Segment(
+            call.source_capture_key or receipt.capture_key, call.call_id, call.digest
+        )
+        for call in receipt.calls
+    }
     paths = [path.call_ids for path in rollout.paths]
     if rollout.path_call_ids:
         paths.append(rollout.path_call_ids)
     return Contribution(
         receipt.slot,
-        tuple(
-            tuple(Segment(receipt.capture_key, call_id, digests[call_id]) for call_id in path)
-            for path in paths
-        ),
+        tuple(tuple(segments[call_id] for call_id in path) for path in paths),
     )
 
 

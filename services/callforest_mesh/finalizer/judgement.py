@@ -232,9 +232,11 @@ class Judge:
     ) -> tuple[_T | core.Mask, dict[str, int]]:
         """Read every staged call and verify it; give what it is and the calls' sizes."""
         staging = self._staging.for_tenant(request.tenant)
-        call_ids = [record.call_id for record in evidence.records]
+        names = [
+            (record.owner_in(request.capture_key), record.call_id) for record in evidence.records
+        ]
         try:
-            staged = await read_segments(staging, request.capture_key, call_ids)
+            staged = await read_segments(staging, names)
             calls = [staged_call_from_proto(call) for call in staged]
         except LostCallError as error:
             return core.Mask(error.reason, str(error)), {}

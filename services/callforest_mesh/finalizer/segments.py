@@ -13,7 +13,7 @@ from callforest.finalizer.v1 import row_log_pb2
 from callforest_client.codec import ColumnError, staged_call_from_proto
 from callforest_client.errors import CallforestError, RefusedError
 from callforest_client.frames import FRAME_BYTES, frames_of
-from callforest_client.staging import StagingClient
+from callforest_client.staging import StagingClient, by_owner
 from callforest_core.refusal import Refusal
 from callforest_mesh.finalizer.groups import altered_call
 
@@ -35,7 +35,7 @@ class LostCallError(Exception):
 
     Attributes:
         reason: `staged_call_missing` or `staged_call_corrupt`.
-        capture_key: the attempt.
+        capture_key: the attempt under which it is staged.
         call_id: the call.
     """
 
@@ -52,14 +52,30 @@ class LostCallError(Exception):
 
 
 async def read_segments(
-    staging: StagingClient, capture_key: str, call_ids: Sequence[str]
+    staging: StagingClient, names: Sequence[tuple[str, str]]
 ) -> list[staged_call_pb2.StagedCall]:
     """Read staged calls in the asked order, without what serves repeats: responses, decisions.
+
+    Args:
+        staging: holds them.
+        names: of each call the attempt under which it is staged, and the call.
 
     Raises:
         LostCallError: one is missing or damaged, for good.
         Refusal: PEER_UNAVAILABLE, Staging did not give an answer that means anything; repeat.
     """
+    asked = by_owner(names)
+    read = {owner: await _read(staging, owner, call_ids) for owner, call_ids in asked.items()}
+    if any(len(read[owner]) != len(call_ids) for owner, call_ids in asked.items()):
+        # Not what was asked for: whoever holds it against the ledger says so.
+        return [call for calls in read.values() for call in calls]
+    following = {owner: iter(calls) for owner, calls in read.items()}
+    return [next(following[owner]) for owner, _ in names]
+
+
+async def _read(
+    staging: StagingClient, capture_key: str, call_ids: Sequence[str]
+) -> list[staged_call_pb2.StagedCall]:
     try:
         calls = await _fetch(staging, capture_key, call_ids)
     except RefusedError as error:
@@ -83,19 +99,12 @@ async def read_group(
         LostCallError: one is missing, damaged or another.
         Refusal: PEER_UNAVAILABLE.
     """
-    by_key: dict[str, list[str]] = {}
-    for reference in logged.segments:
-        by_key.setdefault(reference.capture_key, []).append(reference.call_id)
-    found: dict[tuple[str, str], staged_call_pb2.StagedCall] = {}
-    for capture_key, call_ids in by_key.items():
-        calls = await read_segments(staging, capture_key, call_ids)
-        found.update(((capture_key, call.call_id), call) for call in calls)
-    segments = []
-    for reference in logged.segments:
-        call = found.get((reference.capture_key, reference.call_id))
-        if call is None:
-            raise LostCallError(_MISSING, reference.capture_key, reference.call_id)
-        segments.append(call)
+    names = [(reference.capture_key, reference.call_id) for reference in logged.segments]
+    segments = await read_segments(staging, names)
+    if len(segments) != len(names):
+        found = {(call.capture_key, call.call_id) for call in segments}
+        missing = next((name for name in names if name not in found), names[0])
+        raise LostCallError(_MISSING, *missing)
     altered = await asyncio.to_thread(_altered, logged, segments)
     if altered is not None:
         raise LostCallError("staged_call_altered", altered.capture_key, altered.call_id)

@@ -27,7 +27,7 @@ ROW_IDS: Final = "callforest.row_ids"
 _COMPARED: Final = (
     *("parent_call_id", "mode", "prev_len", "delta_len", "cum_len", "weight_version", "digest"),
     *("extras_digest", "chain_hash", "cumulative_hash", "schema_version", "digest_version"),
-    *("extras_digest_version", "rollout"),
+    *("extras_digest_version", "rollout", "source"),
 )
 MASK_REASONS: Final = frozenset(
     {

@@ -42,6 +42,8 @@ def _record(message: call_record_pb2.CallRecord) -> dict[str, object]:
         "admitted_at": record.admitted_at,
         "fingerprint_version": record.fingerprint_version,
         **_digests(record),
+        # Only here: a peer that knows no restored calls must not take one for the attempt's own.
+        **({"source_capture_key": source} if (source := record.source_capture_key) else {}),
     }
 
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from google.protobuf import timestamp_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
+from callforest.capture.v1 import attempt_pb2, call_record_pb2
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_client.codec import call_record_from_proto
 from callforest_client.source_codec import source_summary_from_proto
+from callforest_core.custody.attempts import is_earlier_attempt
 from callforest_core.lineage.chain import ChainView, ContextWitness
 from callforest_core.lineage.fingerprint import NO_FINGERPRINT
 from callforest_core.lineage.forest_view import ForestView
+from callforest_mesh.ledger.admitted_call import AdmittedCall
 
 OPEN: Final = attempt_pb2.ATTEMPT_STATE_OPEN
 CLOSED: Final = attempt_pb2.ATTEMPT_STATE_CLOSED
 SEALED: Final = attempt_pb2.ATTEMPT_STATE_SEALED
 CHAIN: Final = attempt_pb2.CAPTURE_MODE_CHAIN
 FOREST: Final = attempt_pb2.CAPTURE_MODE_FOREST
+_RECORDS: Final = ("record", "restored")
 _NO_CONTEXT: Final = ContextWitness(NO_FINGERPRINT, 0, b"")
 
 
@@ -70,61 +72,6 @@ class AttemptSummary:
         return self.is_settled or self.state == SEALED
 
 
-@dataclass(slots=True)
-class AdmittedCall:
-    """What the log says of one call.
-
-    Attributes:
-        body_digest: of the request body, from the intent.
-        verdict: the serialized Verdict.
-        record: the serialized CallRecord, or None.
-        failures: its serialized failure rows, in order.
-        failure_reasons: theirs.
-        is_keyed: whether an idempotency key alone names it.
-        admit_time: the serialized Timestamp of when the gateway took it.
-        withdrawal: the serialized CallWithdrawal that settled it, or None.
-        intent_number: its place among the calls that the attempt announced, from 1.
-    """
-
-    body_digest: bytes
-    verdict: bytes
-    is_keyed: bool = False
-    admit_time: bytes = b""
-    withdrawal: bytes | None = None
-    record: bytes | None = None
-    failures: tuple[bytes, ...] = ()
-    failure_reasons: tuple[str, ...] = ()
-    intent_number: int = 0
-
-    def read_verdict(self) -> capture_admission_pb2.Verdict:
-        """Give the verdict as it was first given."""
-        return capture_admission_pb2.Verdict.FromString(self.verdict)
-
-    def read_record(self) -> call_record_pb2.CallRecord | None:
-        """Give the committed record, or None."""
-        return None if self.record is None else call_record_pb2.CallRecord.FromString(self.record)
-
-    def read_withdrawal(self) -> attempt_pb2.CallWithdrawal | None:
-        """Give the withdrawal, or None."""
-        stored = self.withdrawal
-        return None if stored is None else attempt_pb2.CallWithdrawal.FromString(stored)
-
-    def earlier(self, call_id: str) -> capture_admission_pb2.EarlierCall:
-        """Give what a repeat learns of the call; it is not withdrawn."""
-        if self.record is not None:
-            state = capture_admission_pb2.EARLIER_STATE_COMMITTED
-        elif self.failure_reasons:
-            state = capture_admission_pb2.EARLIER_STATE_FAILED
-        else:
-            state = capture_admission_pb2.EARLIER_STATE_PENDING
-        taken = timestamp_pb2.Timestamp.FromString(self.admit_time)
-        return capture_admission_pb2.EarlierCall(call_id=call_id, state=state, admit_time=taken)
-
-    def read_failures(self) -> list[attempt_pb2.CallFailure]:
-        """Give the failure rows, in order."""
-        return [attempt_pb2.CallFailure.FromString(row) for row in self.failures]
-
-
 class AttemptView:
     """The state of one attempt. Applying an event costs the same however many came before.
 
@@ -134,8 +81,9 @@ class AttemptView:
     Attributes:
         mode: how calls are found, CHAIN or FOREST.
         forest: the committed calls by their histories; None in chain mode.
-        configuration_digest: the engine's, that the first intent with one bound; else b"".
-        intent_count: calls announced; a withdrawn one may be announced again.
+        configuration_digest: the engine's, that the first intent with one bound, or to which the
+            restored attempt was bound; else b"".
+        intent_count: calls announced or restored; a withdrawn one may be announced again.
     """
 
     __slots__ = (
@@ -160,7 +108,7 @@ class AttemptView:
         self.opened = opened
         self.mode = FOREST if opened.mode == FOREST else CHAIN
         self.forest = ForestView() if self.mode == FOREST else None
-        self.configuration_digest = b""
+        self.configuration_digest = opened.configuration_digest
         self.state: attempt_pb2.AttemptState.ValueType = OPEN
         self.revision = 1
         self.record_count = 0
@@ -181,14 +129,20 @@ class AttemptView:
         """
         view: AttemptView | None = None
         for event in events:
-            if event.WhichOneof("event") == "record":
-                _refuse_early_form(0 if view is None else view.revision + 1, event.record)
+            which = event.WhichOneof("event")
+            if which in _RECORDS:
+                record = event.record if which == "record" else event.restored
+                if keeps_replay_items(record):  # read past them, it would look like one of ours
+                    revision = 0 if view is None else view.revision + 1
+                    raise UnknownLogError(revision, "a record that keeps replay items")
             if view is not None:
                 view.apply(event)
-            elif event.WhichOneof("event") == "attempt_opened":
+            elif which == "attempt_opened":
                 view = cls(event.attempt_opened)
             else:
                 raise LogError(1, "the log does not begin with its attempt")
+        if view is not None and view.revision < 1 + view.opened.restored_count:
+            raise LogError(view.revision + 1, "restored calls are missing")
         return view
 
     def apply(self, event: ledger_event_pb2.LedgerEvent) -> None:
@@ -201,7 +155,12 @@ class AttemptView:
         if self.state == SEALED:
             raise LogError(revision, "an event follows the seal")
         which = event.WhichOneof("event")
-        if which == "intent":
+        restored_count = self.opened.restored_count
+        if which and (which == "restored") != (revision <= 1 + restored_count):
+            raise LogError(revision, f"{which}, where {restored_count} calls are restored")
+        if which == "restored":
+            self._apply_restored(revision, event.restored)
+        elif which == "intent":
             self._apply_intent(revision, event.intent)
         elif which == "record":
             self._apply_record(revision, event.record)
@@ -240,6 +199,24 @@ class AttemptView:
         """Give an admitted call, or None."""
         return self._calls.get(call_id)
 
+    def parents(self) -> dict[str, str | None]:
+        """Give the committed calls, each with the call that it continues, which comes first."""
+        return {row.call_id: row.parent_call_id for row in self._chain.manifest().records}
+
+    def records(
+        self, call_ids: Iterable[str] | None = None
+    ) -> Iterator[call_record_pb2.CallRecord]:
+        """Give the records of committed calls, in the order given; of all, restored ones first."""
+        for call_id in self.parents() if call_ids is None else call_ids:
+            record = self._calls[call_id].read_record()
+            if record is not None:
+                yield record
+
+    def source_of(self, call_id: str) -> str:
+        """Give the earlier attempt under which a restored call is staged; "" for any other."""
+        call = self._calls.get(call_id)
+        return "" if call is None else call.source_capture_key
+
     def unkeyed_call_ids(self, body_digest: bytes) -> Collection[str]:
         """Give the calls without a key that have this body, neither failed nor withdrawn."""
         return self._unkeyed.get(body_digest, ())
@@ -270,7 +247,25 @@ class AttemptView:
             failure_count=self.failure_count,
             superseded=superseded,
             mode=self.mode,
+            restored_from=self.opened.restored_from,
+            restored_count=self.opened.restored_count,
         )
+
+    def _apply_restored(self, revision: int, record: call_record_pb2.CallRecord) -> None:
+        """Take a committed call of an earlier attempt over."""
+        coords, owner = record.coords, record.source_capture_key
+        if coords.call_id in self._calls or coords.capture_key != self.opened.capture_key:
+            raise LogError(revision, f"call {coords.call_id} cannot be restored here")
+        if not is_earlier_attempt(owner, coords.capture_key):
+            raise LogError(revision, f"call {coords.call_id} is restored from {owner!r}")
+        if coords.HasField("parent_call_id") and (
+            coords.parent_call_id not in self._calls
+            or coords.parent_capture_key != self.source_of(coords.parent_call_id)
+        ):
+            raise LogError(revision, f"call {coords.call_id} comes without what it continues")
+        self._calls[coords.call_id] = AdmittedCall(b"", b"", source_capture_key=owner)
+        self.intent_count += 1
+        self._append_record(record)
 
     def _apply_intent(self, revision: int, intent: ledger_event_pb2.IntentRecorded) -> None:
         known = self._calls.get(intent.call_id)
@@ -295,10 +290,15 @@ class AttemptView:
         call = self._calls.get(call_id)
         if call is None or call.record or call.failure_reasons or call.withdrawal:
             raise LogError(revision, f"call {call_id} cannot have a record here")
+        self._append_record(record)
+
+    def _append_record(self, record: call_record_pb2.CallRecord) -> None:
+        """Let a committed call be found and continued."""
+        call_id = record.coords.call_id
         self._chain.append_record(call_record_from_proto(record), _witness(record))
         if self.forest is not None:
             _append_history(self.forest, record)
-        call.record = record.SerializeToString()
+        self._calls[call_id].record = record.SerializeToString()
         self._pending.pop(call_id, None)
         self.record_count += 1
 
@@ -353,10 +353,6 @@ def _append_history(forest: ForestView, record: call_record_pb2.CallRecord) -> N
         )
 
 
-def _refuse_early_form(revision: int, record: call_record_pb2.CallRecord) -> None:
-    """Refuse a record that keeps more of its request than a summary (LED-10).
-
-    Early v3 ledgers kept the items; read past them, such a record would look like one of ours.
-    """
-    if record.HasField("replay") and len(UnknownFieldSet(record.replay)):
-        raise UnknownLogError(revision, "a record that keeps replay items")
+def keeps_replay_items(record: call_record_pb2.CallRecord) -> bool:
+    """Say whether a record keeps more of its request than a summary, as early ledgers did."""
+    return record.HasField("replay") and len(UnknownFieldSet(record.replay)) > 0

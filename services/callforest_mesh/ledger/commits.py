@@ -16,14 +16,16 @@ from callforest.capture.v1 import (
     capture_admission_pb2,
 )
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
+from callforest_core.custody.attempts import is_earlier_attempt
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
+from callforest_mesh.ledger.admitted_call import AdmittedCall
 from callforest_mesh.ledger.attempt import (
     CHAIN,
     FOREST,
     SEALED,
-    AdmittedCall,
     AttemptView,
+    keeps_replay_items,
 )
 from callforest_mesh.ledger.core import Decision, failure_event, require
 
@@ -47,12 +49,15 @@ def commit_record(
     gets it raised.
 
     Raises:
-        Refusal: ATTEMPT_NOT_FOUND; COORDINATES_MISMATCH; ATTEMPT_SEALED; CALL_NOT_ADMITTED;
-            CALL_MISMATCH, the call has another record or a failure row, or was withdrawn.
+        Refusal: INVALID_MESSAGE, the record says what only a restored one says, or keeps replay
+            items; ATTEMPT_NOT_FOUND; COORDINATES_MISMATCH; ATTEMPT_SEALED; CALL_NOT_ADMITTED;
+            CALL_MISMATCH, the call has another record or a failure row, or was withdrawn or
+            restored.
     """
     coords = record.coords
+    _check_form(record)
     known = require(view, coords.capture_key)
-    call = known.call(coords.call_id)
+    call = _writable(known, coords.call_id)
     committed = None if call is None else call.read_record()
     if committed is not None and _is_same(committed, record):
         return Decision(_committed(known))
@@ -90,10 +95,10 @@ def commit_failure(
 
     Raises:
         Refusal: ATTEMPT_NOT_FOUND; ATTEMPT_SEALED; CALL_NOT_ADMITTED; CALL_MISMATCH, the call has
-            FAILURES_MAX failure rows of other reasons, or was withdrawn.
+            FAILURES_MAX failure rows of other reasons, or was withdrawn or restored.
     """
     known = require(view, failure.capture_key)
-    call = known.call(failure.call_id)
+    call = _writable(known, failure.call_id)
     kept = call is not None and call.record is not None
     if kept and known.mode == CHAIN:
         return Decision(_committed(known, kept_record=True))
@@ -120,11 +125,11 @@ def commit_withdrawal(
 
     Raises:
         Refusal: ATTEMPT_NOT_FOUND; ATTEMPT_SEALED; CALL_NOT_ADMITTED; CALL_MISMATCH, the call has
-            a record or a failure row, or was withdrawn for another reason.
+            a record or a failure row, was withdrawn for another reason, or restored.
     """
     capture_key, call_id = withdrawal.capture_key, withdrawal.call_id
     known = require(view, capture_key)
-    call = known.call(call_id)
+    call = _writable(known, call_id)
     before = None if call is None else call.read_withdrawal()
     if before is not None and before.reason == withdrawal.reason:
         return Decision(_committed(known))
@@ -140,6 +145,40 @@ def commit_withdrawal(
     return Decision(_committed(known, 1), (ledger_event_pb2.LedgerEvent(withdrawal=withdrawal),))
 
 
+def _check_form(record: call_record_pb2.CallRecord) -> None:
+    """Refuse a record that could not be read back as what it is (LED-10, ADM-9)."""
+    coords = record.coords
+    if record.source_capture_key:
+        raise refusals.record_malformed(
+            "source_capture_key", "only the ledger restores calls; a record of a call has none"
+        )
+    if keeps_replay_items(record):
+        raise refusals.record_malformed(
+            "replay",
+            "it holds more than the summary of capture schema 3, as early ledgers kept replay"
+            " items; commit the call from a gateway of this release",
+        )
+    if coords.parent_capture_key and not (
+        coords.HasField("parent_call_id")
+        and is_earlier_attempt(coords.parent_capture_key, coords.capture_key)
+    ):
+        raise refusals.record_malformed(
+            "coords.parent_capture_key", "it must name an earlier attempt, of a parent"
+        )
+
+
+def _writable(view: AttemptView, call_id: str) -> AdmittedCall | None:
+    """Give a call that takes rows, or None.
+
+    Raises:
+        Refusal: CALL_MISMATCH, the call was restored.
+    """
+    call = view.call(call_id)
+    if call is not None and call.is_restored:
+        raise refusals.restored_call(view.opened.capture_key, call_id)
+    return call
+
+
 def _coordinates_mismatch(
     view: AttemptView, call: AdmittedCall, record: call_record_pb2.CallRecord
 ) -> Refusal | None:
@@ -152,13 +191,17 @@ def _coordinates_mismatch(
     is_forest = view.mode == FOREST
     decision = record.decision
     is_fresh = is_forest and decision.input == ROOT_INPUT and bool(decision.reason)
-    parent, length = "", 0
+    parent, owner, length = "", "", 0
     if verdict.WhichOneof("verdict") == "continuation" and not is_fresh:
         parent = verdict.continuation.parent_call_id
+        owner = verdict.continuation.parent_capture_key
         length = verdict.continuation.prev_token_count
     fitting = SPLICED_INPUT if parent else ROOT_INPUT
     if coords.parent_call_id != parent:
         field, admitted, stated = "parent_call_id", parent, coords.parent_call_id
+    elif coords.parent_capture_key != owner:
+        field, stated = "parent_capture_key", coords.parent_capture_key
+        admitted, stated = owner or coords.capture_key, stated or coords.capture_key
     elif coords.prev_token_count != length:
         field, admitted, stated = "prev_token_count", str(length), str(coords.prev_token_count)
     elif is_forest and decision.input != fitting:

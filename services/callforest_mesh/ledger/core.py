@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
 from callforest_client.capture_mode import mode_name
+from callforest_core.custody.attempts import AttemptName
 from callforest_core.lineage.forest_view import CANDIDATES_SHOWN
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
@@ -52,11 +53,6 @@ class Decision(Generic[AnswerT]):
     refusal: Refusal | None = None
 
 
-def capture_key_of(rollout_id: str, attempt_number: int) -> str:
-    """Name an attempt: the rollout's id, from the second on with its number behind it."""
-    return rollout_id if attempt_number == 0 else f"{rollout_id}-a{attempt_number}"
-
-
 def opened_event(
     tenant: str,
     rollout_id: str,
@@ -69,7 +65,7 @@ def opened_event(
         tenant=tenant,
         rollout_id=rollout_id,
         attempt_number=attempt_number,
-        capture_key=capture_key_of(rollout_id, attempt_number),
+        capture_key=AttemptName(rollout_id, attempt_number).capture_key,
         epoch=FIRST_EPOCH,
         request_id=request_id,
         # Chain mode is what a log without a mode is in.
@@ -87,13 +83,15 @@ def record_intent(
     (CAP-13). A withdrawn call never was: it is announced anew.
 
     Raises:
-        Refusal: CALL_MISMATCH, the call was announced with another body; OVERLOADED, too many
-            calls of the attempt are pending; INVALID_MESSAGE, a call of forest mode without a
-            configuration.
+        Refusal: CALL_MISMATCH, the call was announced with another body, or restored; OVERLOADED,
+            too many calls of the attempt are pending; INVALID_MESSAGE, a call of forest mode
+            without a configuration.
     """
     if view is None:
         return Decision(refusals.refused_call(refusals.attempt_not_found(intent.capture_key)))
     call = view.call(intent.call_id)
+    if call is not None and call.is_restored:
+        raise refusals.restored_call(intent.capture_key, intent.call_id)
     is_same = call is None or call.body_digest == intent.body_digest
     repeated = _repeated(view, intent) if is_same else None
     if repeated is not None:
@@ -150,7 +148,7 @@ def get_call(
     if call is None:
         raise refusals.call_not_found(capture_key, call_id)
     return ledger_service_pb2.GetCallResponse(
-        verdict=call.read_verdict(),
+        verdict=None if call.is_restored else call.read_verdict(),
         record=call.read_record(),
         failures=call.read_failures(),
         withdrawal=call.read_withdrawal(),

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from callforest.capture.v1 import call_record_pb2
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_client.codec import seconds_of
+from callforest_core.custody.attempts import AttemptName
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.store_fault import StoreFault
 from callforest_mesh.chassis.store_snapshot import StoreSnapshot
@@ -33,9 +34,9 @@ class LoggedAttempt:
     Attributes:
         key: names it.
         view: its state.
-        records: its committed calls, in order.
+        records: its committed calls, in order, restored ones first.
         last_admit_s: when its last call was admitted, by the gateway's clock, in seconds since the
-            epoch; 0.0 without a call.
+            epoch, restored ones included; 0.0 without a call.
         superseded: whether a later attempt of the rollout was opened.
     """
 
@@ -44,6 +45,11 @@ class LoggedAttempt:
     records: Sequence[call_record_pb2.CallRecord]
     last_admit_s: float
     superseded: bool
+
+    @property
+    def own_records(self) -> list[call_record_pb2.CallRecord]:
+        """The calls that the attempt made itself."""
+        return [record for record in self.records if not record.source_capture_key]
 
 
 class LedgerInventory:
@@ -63,6 +69,18 @@ class LedgerInventory:
             stored, key=lambda one: one[0][:ATTEMPT_PREFIX_BYTES]
         ):
             yield prefix, self._attempt(prefix, list(pairs))
+
+    def latest(self, tenant: str, rollout_id: str) -> LoggedAttempt | None:
+        """Give a rollout's latest attempt; None when its log cannot be read, or is not there."""
+        try:
+            number = latest_attempt(self._snapshot.view, tenant, rollout_id)
+        except Refusal:
+            return None
+        if number is None:
+            return None
+        prefix = attempt_prefix(AttemptKey(tenant, AttemptName(rollout_id, number).capture_key))
+        found = self._attempt(prefix, list(self._snapshot.records(_EVENTS, prefix)))
+        return found if isinstance(found, LoggedAttempt) else None
 
     def _attempt(
         self, prefix: bytes, pairs: list[tuple[bytes, bytes | None]]
@@ -97,11 +115,14 @@ class LedgerInventory:
         return LoggedAttempt(
             attempt,
             view,
-            [event.record for event in events if event.WhichOneof("event") == "record"],
+            list(view.records()),
             max((_admitted(event) for event in events), default=0.0),
             superseded=latest != opened.attempt_number,
         )
 
 
 def _admitted(event: ledger_event_pb2.LedgerEvent) -> float:
-    return seconds_of(event.intent.admit_time) if event.HasField("intent") else 0.0
+    which = event.WhichOneof("event")
+    if which == "intent":
+        return seconds_of(event.intent.admit_time)
+    return seconds_of(event.restored.admit_time) if which == "restored" else 0.0

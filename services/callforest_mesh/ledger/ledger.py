@@ -9,38 +9,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, cast
+from typing import TypeVar, cast
 
-from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
+from callforest.capture.v1 import (
+    attempt_pb2,
+    call_record_pb2,
+    capture_admission_pb2,
+    restore_point_pb2,
+)
 from callforest.ledger.v1 import ledger_service_pb2
+from callforest_core.custody.attempts import AttemptName
 from callforest_mesh.chassis.failpoint import failpoint
-from callforest_mesh.ledger import commits, core, refusals
+from callforest_mesh.ledger import commits, core, refusals, restore_refusals, restoring
 from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
 from callforest_mesh.ledger.core import Decision
+from callforest_mesh.ledger.manifest_pages import page_reader
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import LedgerStore, LogReader, LogWriter
 from callforest_mesh.ledger.views import AttemptViews
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT")
-
-PAGE_BYTES: Final = 256 * 1024
-"""Most bytes of rows in one page of a manifest; well below the contract's 1 MiB."""
-PAGE_EVENTS: Final = 512
-"""Most events read for one page, so that no page holds the event loop for long."""
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestPage:
-    """A part of an attempt's rows.
-
-    Attributes:
-        entries: the rows, in order.
-        revision: of the last event that the page covers.
-    """
-
-    entries: list[attempt_pb2.ManifestEntry]
-    revision: int
 
 
 @dataclass(slots=True)
@@ -110,26 +99,70 @@ class Ledger:
         A repeat of the request gets the answer of its first.
 
         Raises:
-            Refusal: MODE_MISMATCH, a repeat asks for another mode.
+            Refusal: MODE_MISMATCH, a repeat asks for another mode; RESTORE_REFUSED,
+                repeat_differs: the request restored an attempt.
         """
 
         def run(session: _Session) -> attempt_pb2.Attempt:
             known = session.log.attempt_opened_by(tenant, rollout_id, request_id)
             if known is not None:
-                key = AttemptKey(tenant, core.capture_key_of(rollout_id, known))
+                key = AttemptKey(tenant, AttemptName(rollout_id, known).capture_key)
                 return core.hold_mode(_first_answer(session.log, key), mode)
             latest = session.log.latest_attempt(tenant, rollout_id)
             number = 0 if latest is None else latest + 1
             if latest is not None:
-                before = AttemptKey(tenant, core.capture_key_of(rollout_id, latest))
+                before = AttemptKey(tenant, AttemptName(rollout_id, latest).capture_key)
                 view = session.view(before)
                 # What was forgotten was sealed.
                 if view or not session.log.was_forgotten(tenant, rollout_id, latest):
                     session.apply(before, view, core.seal(view, before.capture_key))
-            attempt = AttemptKey(tenant, core.capture_key_of(rollout_id, number))
+            attempt = AttemptKey(tenant, AttemptName(rollout_id, number).capture_key)
             opened = core.opened_event(tenant, rollout_id, number, request_id, mode)
             session.apply(attempt, None, Decision(None, (opened,)))
             return session.show(attempt)
+
+        return await self._run(run, _unchanged)
+
+    async def restore_attempt(
+        self,
+        tenant: str,
+        rollout_id: str,
+        request_id: str,
+        message: restore_point_pb2.RestorePoint,
+    ) -> restoring.Restored:
+        """Open the next attempt with calls of the one before, and seal that, in one transaction.
+
+        A repeat of the request gets the answer of its first until the attempt is used.
+
+        Raises:
+            Refusal: RESTORE_REFUSED; ATTEMPT_NOT_FOUND, the rollout has no attempt.
+        """
+        point = restoring.read_point(message)
+
+        def run(session: _Session) -> restoring.Restored:
+            log = session.log
+            known = log.attempt_opened_by(tenant, rollout_id, request_id)
+            if known is not None:
+                key = AttemptKey(tenant, AttemptName(rollout_id, known).capture_key)
+                if (used := session.view(key)) is None:
+                    raise restore_refusals.log_forgotten(key.capture_key)
+                restoring.check_repeat(used, point)
+                return restoring.Restored(session.show(key), is_repeat=True)
+            latest = log.latest_attempt(tenant, rollout_id)
+            if latest is None:
+                raise refusals.attempt_not_found(point.capture_key)
+            before = AttemptKey(tenant, AttemptName(rollout_id, latest).capture_key)
+            if point.capture_key != before.capture_key:
+                raise restore_refusals.not_latest(point.capture_key, before.capture_key)
+            view = session.view(before)
+            if view is None and log.was_forgotten(tenant, rollout_id, latest):
+                raise restore_refusals.log_forgotten(before.capture_key)
+            view = core.require(view, before.capture_key)
+            events = restoring.restored_events(view, point, request_id)
+            session.apply(before, view, core.seal(view, before.capture_key))
+            attempt = AttemptKey(tenant, events[0].attempt_opened.capture_key)
+            session.apply(attempt, None, Decision(None, events))
+            return restoring.Restored(session.show(attempt), is_repeat=False)
 
         return await self._run(run, _unchanged)
 
@@ -252,7 +285,7 @@ class Ledger:
         yield shown
         revision = 0
         while revision < shown.revision:
-            page = self._store.read(_page_reader(attempt, revision, shown.revision))
+            page = self._store.read(page_reader(attempt, revision, shown.revision))
             yield page.entries
             revision = page.revision
 
@@ -326,31 +359,9 @@ def _answer_of(decision: Decision[T]) -> T:
 
 
 def _first_answer(log: LogReader, attempt: AttemptKey) -> attempt_pb2.Attempt:
-    view = AttemptView.replay(event for _, event in log.read(attempt, limit=1))
+    first = [event for _, event in log.read(attempt, limit=1)]
+    if first and first[0].attempt_opened.restored_from:
+        # Handed out as an attempt without restore, its calls would surprise its harness.
+        raise restore_refusals.repeat_differs(attempt.capture_key)
+    view = AttemptView.replay(first)
     return core.require(view, attempt.capture_key).attempt(superseded=False)
-
-
-def _page_reader(attempt: AttemptKey, after: int, last: int) -> Callable[[LogReader], ManifestPage]:
-    """Make the function that reads the next page, of the events behind `after` up to `last`."""
-
-    def read(log: LogReader) -> ManifestPage:
-        entries: list[attempt_pb2.ManifestEntry] = []
-        covered, size = after, 0
-        limit = min(PAGE_EVENTS, last - after)
-        for revision, event in log.read(attempt, after=after, limit=limit):
-            covered = revision
-            which = event.WhichOneof("event")
-            if which == "record":
-                entries.append(attempt_pb2.ManifestEntry(record=event.record))
-            elif which == "failure":
-                entries.append(attempt_pb2.ManifestEntry(failure=event.failure))
-            elif which == "withdrawal":
-                entries.append(attempt_pb2.ManifestEntry(withdrawal=event.withdrawal))
-            size += event.ByteSize()
-            if size >= PAGE_BYTES:
-                break
-        if covered == after:
-            raise refusals.log_corrupt(attempt.capture_key, f"no event {after + 1}")
-        return ManifestPage(entries, covered)
-
-    return read

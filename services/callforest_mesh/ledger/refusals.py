@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
+from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 
@@ -65,6 +65,28 @@ def call_mismatch(capture_key: str, call_id: str, field: str) -> Refusal:
         capture_key=capture_key,
         call_id=call_id,
         field=field,
+    )
+
+
+def restored_call(capture_key: str, call_id: str) -> Refusal:
+    """Refuse whatever writes to a call that an earlier attempt made (ADM-9)."""
+    return Refusal(
+        er.ERROR_REASON_CALL_MISMATCH,
+        "the call was restored from an earlier attempt (source_capture_key); it takes no writes",
+        capture_key=capture_key,
+        call_id=call_id,
+        field="source_capture_key",
+    )
+
+
+def record_malformed(field: str, fault: str) -> Refusal:
+    """Refuse a record that no release of this ledger can keep."""
+    name = call_record_pb2.CallRecord.DESCRIPTOR.full_name
+    return Refusal(
+        er.ERROR_REASON_INVALID_MESSAGE,
+        f"{name}: {field}: {fault}",
+        violations=((f"record.{field}", fault),),
+        message_name=name,
     )
 
 

@@ -13,7 +13,9 @@ from callforest.ledger.v1 import ledger_care_service_pb2 as care_pb
 from callforest.ledger.v1 import ledger_care_service_pb2_grpc as care_rpc
 from callforest.ledger.v1 import ledger_service_pb2 as pb
 from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
+from callforest.ledger.v1 import restore_attempt_pb2 as restore_pb
 from callforest_client.streams import COMMIT_CALLS, RECORD_INTENTS
+from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.call_attributes import entry_attributes, intent_attributes
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_server import Drain, ItemServer
@@ -21,6 +23,7 @@ from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.ledger.attempt import CHAIN, FOREST, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.restore_measures import RestoreMeasures
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -56,6 +59,7 @@ class LedgerServicer(rpc.LedgerServiceServicer):
             telemetry=telemetry,
             describe=entry_attributes,
         )
+        self._restores = RestoreMeasures(telemetry.metrics)
 
     async def OpenAttempt(
         self,
@@ -68,6 +72,22 @@ class LedgerServicer(rpc.LedgerServiceServicer):
         )
         failpoint("ledger.after_open")
         return pb.OpenAttemptResponse(attempt=attempt)
+
+    async def RestoreAttempt(
+        self,
+        request: restore_pb.RestoreAttemptRequest,
+        context: _Unary[restore_pb.RestoreAttemptRequest, restore_pb.RestoreAttemptResponse],
+    ) -> restore_pb.RestoreAttemptResponse:
+        """Open the next attempt of a rollout with calls of the one before."""
+        try:
+            restored = await self._ledger.restore_attempt(
+                request.tenant, request.rollout_id, request.request_id, request.point
+            )
+        except Refusal as refusal:
+            self._restores.count_refused(request, refusal)
+            raise
+        self._restores.count(request, restored)
+        return restore_pb.RestoreAttemptResponse(attempt=restored.attempt)
 
     async def RecordIntents(
         self,

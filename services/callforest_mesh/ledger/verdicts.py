@@ -74,9 +74,16 @@ def judge(
             refusals.configuration_changed(asked.capture_key, bound=bound, stated=stated)
         )
     if view.forest is None:
-        return judge_chain(view.chain, asked.chain)
-    call_id = asked.call_id if isinstance(asked, attempt_pb2.CallIntent) else ""
-    return judge_forest(view.forest, asked.source, capture_key=asked.capture_key, call_id=call_id)
+        verdict = judge_chain(view.chain, asked.chain)
+    else:
+        call_id = asked.call_id if isinstance(asked, attempt_pb2.CallIntent) else ""
+        verdict = judge_forest(
+            view.forest, asked.source, capture_key=asked.capture_key, call_id=call_id
+        )
+    if verdict.WhichOneof("verdict") == "continuation":
+        parent = verdict.continuation.parent_call_id
+        verdict.continuation.parent_capture_key = view.source_of(parent)
+    return verdict
 
 
 def judge_chain(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from callforest.capture.v1 import staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest_client.codec import coords_of, staged_call_from_proto
+from callforest_core.custody.attempts import is_earlier_attempt
 from callforest_core.custody.call import StagedCall
 from callforest_core.custody.digests import (
     DigestInputError,
@@ -39,16 +40,26 @@ class CallLink:
         parent_call_id: the call that it continues, or None for a root.
         prev_len: tokens inherited; the parent must end there.
         delta_len: tokens added.
+        parent_capture_key: the earlier attempt under which the parent is staged; "" for the call's
+            own.
     """
 
     parent_call_id: str | None
     prev_len: int
     delta_len: int
+    parent_capture_key: str = ""
 
     @property
     def cum_len(self) -> int:
         """Tokens from the root to the end of the call."""
         return self.prev_len + self.delta_len
+
+
+class StagedName(NamedTuple):
+    """Names a staged call: the attempt that it is staged under, and the call."""
+
+    capture_key: str
+    call_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +68,11 @@ class PrefixPlan:
 
     Attributes:
         held_call_id: the held call that they follow, or None when they start at a root.
-        call_ids: from the oldest to the queried call.
+        names: from the oldest to the queried call.
     """
 
     held_call_id: str | None
-    call_ids: tuple[str, ...]
+    names: tuple[StagedName, ...]
 
 
 def check_store(store: str) -> None:
@@ -85,8 +96,10 @@ def check_call(message: staged_call_pb2.StagedCall) -> None:
     tokens that the call does not hold, and are checked when its path is joined.
 
     Raises:
-        Refusal: DIGEST_MISMATCH names the field; INVALID_MESSAGE for a logprob that is not finite.
+        Refusal: DIGEST_MISMATCH names the field; INVALID_MESSAGE for a logprob that is not finite
+            or a parent's owner that is no earlier attempt.
     """
+    _check_form(message)
     call = staged_call_from_proto(message)
     if not np.isfinite(call.logprobs).all():
         raise Refusal(
@@ -137,43 +150,47 @@ def strip_columns(call: staged_call_pb2.StagedCall) -> None:
 
 
 def plan_prefix(
-    find: Callable[[str], CallLink | None], query: pb.PrefixQuery, held: Collection[str]
+    find: Callable[[StagedName], CallLink | None], query: pb.PrefixQuery, held: Collection[str]
 ) -> PrefixPlan:
-    """Walk from a call to the first held one, or to its root.
+    """Walk from a call to the first held one, or to its root, through earlier attempts as well.
 
     Args:
         find: gives the link of a call, or None when it is not staged.
         query: names the last call.
-        held: calls whose whole sequences the caller has. A held call that is no longer staged is
-            the caller's to vouch for.
+        held: calls of the queried attempt whose whole sequences the caller has; one of the same id
+            in an earlier attempt is another call. A held call that is no longer staged is the
+            caller's to vouch for.
 
     Raises:
         Refusal: CALL_NOT_FOUND for the last call, PREFIX_BROKEN for its ancestors,
             MESSAGE_TOO_LARGE when the tokens exceed what one payload may hold.
     """
-    link = find(query.call_id)
+    name: StagedName | None = StagedName(query.capture_key, query.call_id)
+    link = find(StagedName(query.capture_key, query.call_id))
     if link is None:
         raise call_not_found(query.capture_key, query.call_id)
-    lacking: list[str] = []
-    call_id: str | None = query.call_id
+    lacking: list[StagedName] = []
     size = 0
-    while call_id is not None and call_id not in held:
-        lacking.append(call_id)
+    held_names = {StagedName(query.capture_key, call_id) for call_id in held}
+    while name is not None and name not in held_names:
+        lacking.append(name)
         size += link.delta_len * _WORD_BYTES
         if len(lacking) > CHAIN_CALLS_MAX:
-            raise _broken(query, f"the chain is longer than {CHAIN_CALLS_MAX} calls", call_id)
-        start, call_id = link.prev_len, link.parent_call_id
-        if (call_id is None) != (start == 0):
-            raise _broken(query, "exactly a root starts at token 0", call_id)
-        if call_id is None:
+            raise _broken(query, f"the chain is longer than {CHAIN_CALLS_MAX} calls", name.call_id)
+        start, name = link.prev_len, _parent_name(name, link)
+        if (name is None) != (start == 0):
+            missing = None if name is None else name.call_id
+            raise _broken(query, "exactly a root starts at token 0", missing)
+        if name is None:
             break
-        parent = find(call_id)
+        parent = find(name)
         if parent is None:
-            if call_id in held:
+            if name in held_names:
                 break
-            raise _broken(query, "an ancestor is not staged", call_id)
+            where = "" if name.capture_key == query.capture_key else f" under {name.capture_key}"
+            raise _broken(query, f"an ancestor is not staged{where}", name.call_id)
         if parent.cum_len != start:
-            raise _broken(query, f"an ancestor does not end at token {start}", call_id)
+            raise _broken(query, f"an ancestor does not end at token {start}", name.call_id)
         link = parent
     if size > PREFIX_BYTES_MAX:
         raise Refusal(
@@ -183,7 +200,7 @@ def plan_prefix(
             limit_bytes=PREFIX_BYTES_MAX,
             use_method="Fetch",
         )
-    return PrefixPlan(call_id, tuple(reversed(lacking)))
+    return PrefixPlan(None if name is None else name.call_id, tuple(reversed(lacking)))
 
 
 def call_not_found(capture_key: str, call_id: str) -> Refusal:
@@ -206,12 +223,39 @@ def partition_dropped(capture_key: str, call_id: str) -> Refusal:
     )
 
 
+def _check_form(message: staged_call_pb2.StagedCall) -> None:
+    """Refuse a parent's owner that cannot be; no digest covers it (ADM-9)."""
+    owner = message.parent_capture_key
+    if owner and not (
+        message.HasField("parent_call_id") and is_earlier_attempt(owner, message.capture_key)
+    ):
+        fault = "must name an earlier attempt of the rollout, of a parent"
+        raise _malformed("parent_capture_key", fault, message)
+
+
+def _malformed(field: str, fault: str, message: staged_call_pb2.StagedCall) -> Refusal:
+    name = type(message).DESCRIPTOR.full_name
+    return Refusal(
+        er.ERROR_REASON_INVALID_MESSAGE,
+        f"{name}: {field}: {fault}",
+        violations=[(field, fault)],
+        message_name=name,
+    )
+
+
+def _parent_name(name: StagedName, link: CallLink) -> StagedName | None:
+    if link.parent_call_id is None:
+        return None
+    return StagedName(link.parent_capture_key or name.capture_key, link.parent_call_id)
+
+
 def _is_same(offered: staged_call_pb2.StagedCall, stored: staged_call_pb2.StagedCall) -> bool:
     return (
         offered.digest == stored.digest
         and offered.served_response == stored.served_response
         and offered.completion == stored.completion
         and offered.decision == stored.decision
+        and offered.parent_capture_key == stored.parent_capture_key
     )
 
 

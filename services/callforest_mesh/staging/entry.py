@@ -1,7 +1,8 @@
 """The index entry of a staged call: where its bytes are, and where it stands in its chain.
 
 Keys are the first 16 bytes of SHA-256 of the tenant, the same of the capture key, then the call
-id: at most 160 bytes, and all calls of an attempt side by side.
+id: at most 160 bytes, and all calls of an attempt side by side. An entry ends with the parent's id,
+and behind a NUL with the attempt under which the parent is staged when that is another.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from callforest.capture.v1 import staged_call_pb2
+from callforest_client.codec import delta_len_of, parent_of
 from callforest_mesh.staging.core import CallLink
 
 HASH_BYTES: Final = 16
+_BETWEEN: Final = "\0"
 _HEAD: Final = struct.Struct(">QIIQI16s")
 
 
@@ -52,14 +56,25 @@ class CallEntry:
         head = _HEAD.pack(
             self.segment, self.offset, self.size, link.prev_len, link.delta_len, self.checksum
         )
-        return head + (link.parent_call_id or "").encode()
+        parent = link.parent_call_id or ""
+        if link.parent_capture_key:
+            parent = f"{parent}{_BETWEEN}{link.parent_capture_key}"
+        return head + parent.encode()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> CallEntry:
         """Read what the index stores."""
         segment, offset, size, prev_len, delta_len, checksum = _HEAD.unpack_from(stored)
-        parent_call_id = stored[_HEAD.size :].decode() or None
-        return cls(segment, offset, size, checksum, CallLink(parent_call_id, prev_len, delta_len))
+        parent_call_id, _, owner = stored[_HEAD.size :].decode().partition(_BETWEEN)
+        link = CallLink(parent_call_id or None, prev_len, delta_len, owner)
+        return cls(segment, offset, size, checksum, link)
+
+
+def link_of(call: staged_call_pb2.StagedCall) -> CallLink:
+    """Say where a call stands in its chain."""
+    return CallLink(
+        parent_of(call), call.prev_token_count, delta_len_of(call), call.parent_capture_key
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,13 +10,13 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from callforest.capture.v1 import staged_call_pb2
-from callforest_client.codec import ColumnError, delta_len_of, parent_of
+from callforest_client.codec import ColumnError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.record_frame import checksum
 from callforest_mesh.chassis.store_fault import StoreFault
 from callforest_mesh.chassis.store_snapshot import StoreSnapshot
-from callforest_mesh.staging.core import CallLink, check_call
-from callforest_mesh.staging.entry import HASH_BYTES, CallEntry, partition_key
+from callforest_mesh.staging.core import check_call
+from callforest_mesh.staging.entry import HASH_BYTES, CallEntry, link_of, partition_key
 from callforest_mesh.staging.segments import LIVES, SEGMENTS, TOTALS, segment_key, total_of
 from callforest_mesh.staging.store import CALLS, PARTITIONS
 
@@ -57,6 +57,12 @@ class StagedInventory:
         """Give the staged calls of an attempt."""
         found = self._snapshot.records(CALLS, partition_key(tenant, capture_key))
         return [_call_id(key) for key, _ in found]
+
+    def has(self, tenant: str, capture_key: str, call_id: str) -> bool:
+        """Say whether a call is staged, damaged or not."""
+        key = partition_key(tenant, capture_key) + call_id.encode()
+        found = next(self._snapshot.stored(CALLS, key), None)
+        return found is not None and found[0] == key
 
     def call(
         self, tenant: str, capture_key: str, call_id: str
@@ -101,7 +107,7 @@ class StagedInventory:
         named = partition_key("", call.capture_key)[HASH_BYTES:] + call.call_id.encode()
         if key[HASH_BYTES:] != named:
             return "it is stored under another call's key"
-        if entry.link != CallLink(parent_of(call), call.prev_token_count, delta_len_of(call)):
+        if entry.link != link_of(call):
             return "its index entry has another place in the chain"
         return ""
 

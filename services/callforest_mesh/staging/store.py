@@ -8,7 +8,6 @@ from typing import Final
 
 from callforest.capture.v1 import staged_call_pb2
 from callforest.staging.v1 import staging_service_pb2 as pb
-from callforest_client.codec import delta_len_of, parent_of
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
 from callforest_mesh.chassis.record_frame import checksum
@@ -16,12 +15,13 @@ from callforest_mesh.chassis.transaction import corrupt
 from callforest_mesh.staging import segments
 from callforest_mesh.staging.core import (
     CallLink,
+    StagedName,
     call_not_found,
     partition_dropped,
     plan_prefix,
     receipt_of,
 )
-from callforest_mesh.staging.entry import CallEntry, partition_key, tenant_key
+from callforest_mesh.staging.entry import CallEntry, link_of, partition_key, tenant_key
 from callforest_mesh.staging.segments import SegmentCollector, segment_key
 
 CALLS: Final = "calls"
@@ -61,7 +61,7 @@ class StagedCalls:
         """
         partition = partition_key(tenant, call.capture_key)
         key = partition + call.call_id.encode()
-        link = CallLink(parent_of(call), call.prev_token_count, delta_len_of(call))
+        link = link_of(call)
         payload = call.SerializeToString()
         seal = checksum(CALLS, key, payload)
 
@@ -93,18 +93,18 @@ class StagedCalls:
         Raises:
             Refusal: CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, MESSAGE_TOO_LARGE.
         """
-        partition = partition_key(tenant, query.capture_key)
         held = frozenset(query.held_call_ids)
 
         def read(txn: ReadTxn) -> pb.Prefix:
-            def find(call_id: str) -> CallLink | None:
-                entry = _entry(txn, partition + call_id.encode())
+            def find(name: StagedName) -> CallLink | None:
+                key = partition_key(tenant, name.capture_key) + name.call_id.encode()
+                entry = _entry(txn, key)
                 return None if entry is None else entry.link
 
             plan = plan_prefix(find, query, held)
             prefix = pb.Prefix(held_call_id=plan.held_call_id)
-            for call_id in plan.call_ids:
-                call = self._call(txn, partition, query.capture_key, call_id)
+            for owner, call_id in plan.names:
+                call = self._call(txn, partition_key(tenant, owner), owner, call_id)
                 prefix.deltas.add(call_id=call_id, token_ids=call.canonical.token_ids)
             return prefix
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from callforest.capture.v1 import group_batch_pb2, receipt_pb2, staged_call_pb2
+from callforest_core.custody.attempts import is_earlier_attempt
 from callforest_core.forest.sampling import sampling_fault
 from callforest_mesh.trainer.batch import TrainingRow
 from callforest_mesh.trainer.core import (
@@ -262,9 +263,10 @@ def _path(
     path = [_segment(batch, row, span.segment_index) for span in row.spans]
     if not path:
         raise GroupDefectError(batch.group_id, f"row {row.row_id} has no calls")
-    length, parent = 0, ""
+    length, before = 0, None
     for call in path:
-        if (call.capture_key, call.parent_call_id) != (path[0].capture_key, parent):
+        if not _continues(call, before):
+            parent = "nothing" if before is None else before.call_id
             raise GroupDefectError(
                 batch.group_id, f"row {row.row_id}: call {call.call_id} does not continue {parent}"
             )
@@ -280,8 +282,18 @@ def _path(
             raise GroupDefectError(
                 batch.group_id, f"row {row.row_id}: the columns of {call.call_id} do not agree"
             )
-        length, parent = length + len(columns.token_ids) // 4, call.call_id
+        length, before = length + len(columns.token_ids) // 4, call
     return path
+
+
+def _continues(call: staged_call_pb2.StagedCall, before: staged_call_pb2.StagedCall | None) -> bool:
+    """Say whether a call continues the one before, which an earlier attempt may have made."""
+    if before is None:
+        return not (call.parent_call_id or call.parent_capture_key)
+    owner = call.parent_capture_key or call.capture_key
+    if (owner, call.parent_call_id) != (before.capture_key, before.call_id):
+        return False
+    return owner == call.capture_key or is_earlier_attempt(owner, call.capture_key)
 
 
 def _check_selected(
@@ -290,10 +302,16 @@ def _check_selected(
     owner: receipt_pb2.Receipt,
     path: Sequence[staged_call_pb2.StagedCall],
 ) -> None:
-    """Hold a training row's calls against the receipt of its owner."""
-    selected = {call.call_id: call.digest for call in owner.calls if call.selected}
+    """Hold a training row's calls against the receipt of its owner, restored ones included."""
+    selected = {
+        call.call_id: (call.source_capture_key or owner.capture_key, call.digest)
+        for call in owner.calls
+        if call.selected
+    }
     for call in path:
-        if call.capture_key != owner.capture_key or selected.get(call.call_id) != call.digest:
+        key = call.capture_key
+        is_its_own = key == owner.capture_key or is_earlier_attempt(key, owner.capture_key)
+        if not is_its_own or selected.get(call.call_id) != (key, call.digest):
             raise GroupDefectError(
                 batch.group_id,
                 f"row {row.row_id}: the receipt of {owner.rollout_id} does not select"

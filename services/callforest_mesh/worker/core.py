@@ -200,8 +200,9 @@ def capture(
     if _is_fresh_root(admission, result):
         prefix, inherits = None, False
     parent = admission.continuation.parent_call_id if inherits else None
+    owner = admission.continuation.parent_capture_key if inherits else ""
     staged, path = complete_path(
-        CallIdentity(admission.capture_key, admission.call_id, parent),
+        CallIdentity(admission.capture_key, admission.call_id, parent, owner),
         prefix=prefix.path if prefix else None,
         parent_chain_hash=prefix.chain_hash if prefix else None,
         prompt_ids=result.prompt_ids,

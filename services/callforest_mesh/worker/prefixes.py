@@ -43,8 +43,9 @@ class Prefixes:
             PrefixUnavailableError: it cannot be had in time, or its chain hash is not the admitted
                 one.
         """
-        tenant, capture_key = context.tenant, admission.capture_key
         wanted = admission.continuation
+        # A restored predecessor is another attempt's, and so is all that it continues.
+        tenant, capture_key = context.tenant, wanted.parent_capture_key or admission.capture_key
         kept = self._cache.get(tenant, capture_key, wanted.parent_call_id)
         if kept is not None:
             if core.admitted(kept, wanted):
@@ -57,7 +58,8 @@ class Prefixes:
         sequence = _assemble(await self._fetch(context, query), held)
         if not core.admitted(sequence, wanted):
             raise core.PrefixUnavailableError(
-                f"the store's {len(sequence.path)} tokens of {wanted.parent_call_id} are not "
+                f"the store's {len(sequence.path)} tokens of {capture_key}/{wanted.parent_call_id}"
+                " are not "
                 f"the {wanted.prev_token_count} that the ledger recorded"
             )
         self._cache.put(tenant, capture_key, wanted.parent_call_id, sequence)
@@ -71,7 +73,8 @@ class Prefixes:
                 traceparent=context.traceparent,
             )
         except CallforestError as error:
-            detail = f"{query.call_id}: {reason_name(error.reason)}: {error.message}"
+            name = f"{query.capture_key}/{query.call_id}"
+            detail = f"{name}: {reason_name(error.reason)}: {error.message}"
             raise core.PrefixUnavailableError(detail) from error
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from callforest_core.custody.call import CallIdentity, ExactCall, StagedCall
+from callforest_core.custody.call import CallIdentity, StagedCall
 from callforest_core.custody.digests import (
     FORMAT_VERSIONS,
     CallHeader,
@@ -22,6 +22,7 @@ from callforest_core.custody.digests import (
     digest_opening,
     exact_call_digest,
 )
+from callforest_core.custody.exact_call import ExactCall
 from callforest_core.custody.extras import EMPTY_EXTRAS_DIGEST
 from callforest_core.custody.routes import RouteSpan, classify_route_span
 from callforest_core.custody.tokens import encode_floats, encode_ids

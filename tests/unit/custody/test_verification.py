@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from callforest_core.custody.call import CallIdentity, CallRecord, ExactCall, Receipt, StagedCall
+from callforest_core.custody.call import CallIdentity, CallRecord, Receipt, StagedCall
 from callforest_core.custody.digests import FormatVersions, canonical_call_digest, digest_opening
+from callforest_core.custody.exact_call import ExactCall
 from callforest_core.custody.tokens import encode_floats, encode_ids
 from callforest_core.custody.verification import (
     PathError,

@@ -29,23 +29,28 @@ class Grown:
     """The calls of one rollout; every token of it is another one.
 
     Args:
-        rollout_id: names the rollout and its attempt.
+        rollout_id: names the rollout and its first attempt.
         slot: its place in the group.
     """
 
     def __init__(self, rollout_id: str, slot: int) -> None:
         self.rollout_id = rollout_id
         self.slot = slot
+        self.key = rollout_id
         self.calls: dict[str, StagedCall] = {}
         self.paths: dict[str, TokenIds] = {}
         self._next = 1_000_000 * (slot + 1)
+
+    def goes_on_in(self, capture_key: str) -> None:
+        """Have later calls be those of an attempt that restored the present ones."""
+        self.key = capture_key
 
     def call(self, call_id: str, parent: str | None = None, *, carry: int = 2, gen: int = 3) -> str:
         before = self.paths[parent] if parent else np.empty(0, np.uint32)
         delta = np.arange(self._next, self._next + carry + gen, dtype=np.uint32)
         self._next += carry + gen
         self.calls[call_id] = complete_call(
-            CallIdentity(self.rollout_id, call_id, parent),
+            self._identity(call_id, parent),
             prefix=before if parent else None,
             parent_chain_hash=self.calls[parent].chain_hash if parent else None,
             prompt_ids=np.concatenate((before, delta[:carry])),
@@ -56,6 +61,10 @@ class Grown:
         self.paths[call_id] = np.concatenate((before, delta))
         return call_id
 
+    def _identity(self, call_id: str, parent: str | None) -> CallIdentity:
+        owner = self.calls[parent].identity.capture_key if parent else self.key
+        return CallIdentity(self.key, call_id, parent, "" if owner == self.key else owner)
+
     def chain(self, *names: str, parent: str | None = None) -> list[str]:
         for name in names:
             parent = self.call(name, parent)
@@ -64,14 +73,21 @@ class Grown:
     def records(self, order: Sequence[str] | None = None) -> tuple[CallRecord, ...]:
         """The manifest, in the order in which the calls became durable."""
         announced = {call_id: float(place) for place, call_id in enumerate(self.calls)}
-        return tuple(
-            replace(
+        made = []
+        for name in order or list(self.calls):
+            identity = self.calls[name].identity
+            record = replace(
                 CallRecord.of(self.calls[name], f"chatcmpl-{name}", status="completed"),
                 finish_reason="stop",
                 admitted_at=announced[name],
             )
-            for name in order or list(self.calls)
-        )
+            if identity.capture_key != self.key:
+                owner = identity.parent_owner if identity.parent_call_id else ""
+                record = replace(
+                    record, source_capture_key=identity.capture_key, parent_capture_key=owner
+                )
+            made.append(record)
+        return tuple(made)
 
     def finalized(
         self,
@@ -86,16 +102,16 @@ class Grown:
         records = self.records(order)
         asked = request(
             rollout_id=self.rollout_id,
-            capture_key=self.rollout_id,
+            capture_key=self.key,
             slot=self.slot,
             reward=reward,
             selection={"call_ids": selection, "terminal_call_id": scored or selection[-1]},
         )
-        attempt = sealed(rollout_id=self.rollout_id, capture_key=self.rollout_id, mode=FOREST)
+        attempt = sealed(rollout_id=self.rollout_id, capture_key=self.key, mode=FOREST)
         given = evidence(attempt, records)
         choice = forest.choose(asked, records, POLICY)
         calls = [self.calls[record.call_id] for record in records]
-        grown = forest.verify(self.rollout_id, records, choice, calls)
+        grown = forest.verify(self.key, records, choice, calls)
         assert isinstance(grown, Forest), grown
         masked = core.Mask(mask) if mask else forest.mask_of_selection(given, choice.selection)
         made = row_log_pb2.FinalizedRollout(
@@ -115,7 +131,7 @@ def batch_of(
     assert not logged.drop_reason, logged.drop_reason
     logged.cursor = 1
     calls = {
-        (player.rollout_id, name): call
+        (call.identity.capture_key, name): call
         for player, _ in rollouts
         for name, call in player.calls.items()
     }

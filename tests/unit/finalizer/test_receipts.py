@@ -221,3 +221,58 @@ def test_selection_order_and_parents_are_covered_in_forest_mode_alone() -> None:
     chain.mode = attempt_pb2.CAPTURE_MODE_CHAIN
     chain.calls[1].parent_call_id, chain.generated_token_count = "c1", 9
     assert receipt_digest(chain) == receipt_digest(FULL)
+
+
+RESTORED_OF_1 = (
+    b"callforest-receipt-v4\x01"
+    + FULL_LAYOUT.removeprefix(b"callforest-receipt-v1").split(b"\x11" * 32)[0]
+    + b"\x11" * 32
+    + b"\x01\x01\x00\x00\x00\x00\x00\x00\x00\x04roll"
+    + b"\x00\x00\x00\x00\x00\x00\x00\x03c22"
+    + b"\x22" * 32
+    + b"\x00\x00"
+)
+
+
+def restored(base: receipt_pb2.Receipt, source: str = "roll") -> receipt_pb2.Receipt:
+    """The receipt with its first call restored from an earlier attempt."""
+    receipt = receipt_pb2.Receipt()
+    receipt.CopyFrom(base)
+    receipt.calls[0].source_capture_key = source
+    return receipt
+
+
+@pytest.mark.requirement("ADM-9", "TRN-12")
+def test_a_receipt_with_a_restored_call_has_a_layout_around_its_own() -> None:
+    assert receipt_digest(restored(FULL)) == hashlib.sha256(RESTORED_OF_1).digest()
+    head, tail = FOREST_LAYOUT.removeprefix(b"callforest-receipt-v2").split(b"\x11" * 32)
+    for number, extra in ((2, b""), (3, b"\x00\x00\x00\x00\x00\x00\x00\x0cpending_call")):
+        receipt = restored(FOREST)
+        calls = b"\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x02c1"
+        before = head.removesuffix(calls)
+        assert before != head
+        if extra:
+            receipt.salvaged_from = "pending_call"
+        layout = b"".join(
+            (
+                b"callforest-receipt-v4",
+                bytes([number]),
+                before,
+                extra,
+                calls,
+                b"\x11" * 32,
+                b"\x01\x00\x01\x00\x00\x00\x00\x00\x00\x00\x04roll",
+                tail.removeprefix(b"\x01\x00"),
+                b"\x00",
+            )
+        )
+        assert receipt_digest(receipt) == hashlib.sha256(layout).digest()
+
+
+@pytest.mark.requirement("ADM-9", "SEC-3")
+def test_the_owner_of_a_call_is_covered() -> None:
+    moved = restored(FULL)
+    moved.calls[0].source_capture_key = ""
+    moved.calls[1].source_capture_key = "roll"
+    receipts = (FULL, restored(FULL), restored(FULL, "roll-a1"), moved)
+    assert len({receipt_digest(each) for each in receipts}) == 4

@@ -230,10 +230,6 @@ def test_pending_calls_have_a_limit_that_ends(
     assert core.record_intent(attempt.view, intent("b")).answer.HasField("root")
 
 
-def test_attempts_are_named_by_rollout_and_number() -> None:
-    assert [core.capture_key_of("r1", n) for n in (0, 1, 12)] == ["r1", "r1-a1", "r1-a12"]
-
-
 @pytest.mark.parametrize("harm", ["headless", "second opening", "after the seal", "unknown", "row"])
 def test_events_that_are_no_log_are_refused(chain: Attempt, harm: str) -> None:
     log = list(chain.log)

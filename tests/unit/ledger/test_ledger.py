@@ -13,7 +13,7 @@ from callforest.capture.v1 import attempt_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.lmdb_store import WriteTxn
-from callforest_mesh.ledger import ledger as ledger_module
+from callforest_mesh.ledger import manifest_pages
 from callforest_mesh.ledger.attempt import CLOSED, OPEN, SEALED, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
 from callforest_mesh.ledger.settlement import SettlementWatch
@@ -284,7 +284,7 @@ async def test_waits_have_a_limit_of_their_own_and_end_with_the_drain(bench: Ben
 async def test_a_manifest_comes_in_pages_as_of_its_first(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_module, "PAGE_EVENTS", 4)
+    monkeypatch.setattr(manifest_pages, "PAGE_EVENTS", 4)
     await bench.open()
     names = [f"c{number}" for number in range(9)]
     for name in names:
@@ -299,7 +299,7 @@ async def test_a_manifest_comes_in_pages_as_of_its_first(
     assert all(len(page) <= 4 for page in pages)
     listed = [entry.record.coords.call_id for page in pages for entry in page]
     assert listed == names, "rows behind the shown revision are left out"
-    monkeypatch.setattr(ledger_module, "PAGE_BYTES", 1)
+    monkeypatch.setattr(manifest_pages, "PAGE_BYTES", 1)
     assert await bench.rows() == [*names, "late"]
 
 

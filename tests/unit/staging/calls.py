@@ -25,6 +25,10 @@ class Chain:
         self.calls: list[StagedCall] = []
         self.sequence = np.empty(0, dtype=np.uint32)
 
+    def goes_on_in(self, capture_key: str) -> None:
+        """Have later calls be another attempt's, which restored the present ones."""
+        self._key = capture_key
+
     def add(self, call_id: str | None = None, *, tokens: int = 8) -> staged_call_pb2.StagedCall:
         """Complete a call with as many new tokens, half of them generated."""
         parent = self.calls[-1] if self.calls else None
@@ -34,6 +38,9 @@ class Chain:
             self._key,
             call_id or f"call-{len(self.calls):05d}",
             parent.identity.call_id if parent else None,
+            parent.identity.capture_key
+            if parent and parent.identity.capture_key != self._key
+            else "",
         )
         call = complete_call(
             identity,

@@ -13,11 +13,14 @@ from callforest_core.refusal import Refusal
 from callforest_mesh.staging.core import (
     CHAIN_CALLS_MAX,
     CallLink,
+    PrefixPlan,
+    StagedName,
     check_call,
     check_store,
     plan_prefix,
     receipt_of,
 )
+from callforest_mesh.staging.entry import CallEntry
 from tests.unit.staging.calls import KEY, Chain
 
 Edit = Callable[[staged_call_pb2.StagedCall], None]
@@ -144,9 +147,16 @@ def test_another_response_completion_or_decision_is_another_generation(field: st
     assert not receipt_of(second, first).winner.HasField("decision")
 
 
-def links_of(*calls: tuple[str, str | None, int, int]) -> Callable[[str], CallLink | None]:
-    links = {call_id: CallLink(parent, prev, delta) for call_id, parent, prev, delta in calls}
+def links_of(*calls: tuple[str, str | None, int, int]) -> Callable[[StagedName], CallLink | None]:
+    links = {
+        StagedName(KEY, call_id): CallLink(parent, prev, delta)
+        for call_id, parent, prev, delta in calls
+    }
     return links.get
+
+
+def ids_of(plan: PrefixPlan) -> tuple[str, ...]:
+    return tuple(name.call_id for name in plan.names)
 
 
 THREE = (("a", None, 0, 2), ("b", "a", 2, 3), ("c", "b", 5, 4))
@@ -170,12 +180,12 @@ def test_a_prefix_starts_behind_the_nearest_held_call(
     held: tuple[str, ...], held_call_id: str | None, call_ids: tuple[str, ...]
 ) -> None:
     plan = plan_prefix(links_of(*THREE), query(), held)
-    assert (plan.held_call_id, plan.call_ids) == (held_call_id, call_ids)
+    assert (plan.held_call_id, ids_of(plan)) == (held_call_id, call_ids)
 
 
 def test_a_held_call_may_be_gone() -> None:
     plan = plan_prefix(links_of(*THREE[1:]), query(), {"a"})
-    assert (plan.held_call_id, plan.call_ids) == ("a", ("b", "c"))
+    assert (plan.held_call_id, ids_of(plan)) == ("a", ("b", "c"))
 
 
 @pytest.mark.parametrize(
@@ -207,12 +217,12 @@ def test_an_unknown_call_has_no_prefix() -> None:
 
 
 def test_a_chain_is_bounded() -> None:
-    def find(call_id: str) -> CallLink:
-        number = int(call_id)
+    def find(name: StagedName) -> CallLink:
+        number = int(name.call_id)
         return CallLink(str(number - 1) if number else None, number, 1)
 
     longest = plan_prefix(find, query(str(CHAIN_CALLS_MAX - 1)), ())
-    assert len(longest.call_ids) == CHAIN_CALLS_MAX
+    assert len(longest.names) == CHAIN_CALLS_MAX
     with pytest.raises(Refusal, match="longer than"):
         plan_prefix(find, query(str(CHAIN_CALLS_MAX)), ())
 
@@ -222,6 +232,90 @@ def test_a_prefix_fits_one_payload() -> None:
         plan_prefix(links_of(("c", None, 0, 2**24)), query(), ())
     assert refused.value.reason == er.ERROR_REASON_MESSAGE_TOO_LARGE
     assert refused.value.facts["use_method"] == "Fetch"
+
+
+FIRST, SECOND, THIRD = "r1", "r1-a1", "r1-a2"
+RESTORED = {
+    StagedName(FIRST, "a"): CallLink(None, 0, 2),
+    StagedName(FIRST, "b"): CallLink("a", 2, 3),
+    StagedName(SECOND, "c"): CallLink("b", 5, 4, FIRST),
+    StagedName(THIRD, "d"): CallLink("c", 9, 1, SECOND),
+    StagedName(THIRD, "a"): CallLink("d", 10, 1),
+    StagedName(THIRD, "e"): CallLink("a", 11, 1),
+}
+LAST = pb.PrefixQuery(capture_key=THIRD, call_id="e")
+
+
+@pytest.mark.requirement("ADM-9", "TRN-12")
+@pytest.mark.parametrize(
+    ("held", "held_call_id", "size"),
+    [((), None, 6), (("d",), "d", 2), (("a",), "a", 1), (("b", "c"), None, 6)],
+)
+def test_a_prefix_goes_on_in_earlier_attempts(
+    held: tuple[str, ...], held_call_id: str | None, size: int
+) -> None:
+    """What is held is of the queried attempt: `a` of the first attempt is another call."""
+    plan = plan_prefix(RESTORED.get, LAST, held)
+    assert plan.held_call_id == held_call_id
+    assert plan.names == tuple(RESTORED)[6 - size :]
+
+
+@pytest.mark.requirement("ADM-9")
+@pytest.mark.parametrize("lost", list(RESTORED)[:4])
+def test_a_dropped_owner_breaks_the_prefix(lost: StagedName) -> None:
+    links = {name: link for name, link in RESTORED.items() if name != lost}
+    with pytest.raises(Refusal) as refused:
+        plan_prefix(links.get, LAST, ())
+    assert refused.value.reason == er.ERROR_REASON_PREFIX_BROKEN
+    assert refused.value.facts["missing_call_id"] == lost.call_id
+    if lost.capture_key != THIRD:
+        assert f"under {lost.capture_key}" in refused.value.message
+
+
+@pytest.mark.requirement("ADM-9")
+def test_the_owner_of_a_parent_must_be_an_earlier_attempt() -> None:
+    chain = Chain(SECOND)
+    root, behind = chain.add(), chain.add()
+    behind.parent_capture_key = FIRST
+    check_call(behind)  # no digest covers it
+    root.parent_capture_key = FIRST
+    with pytest.raises(Refusal) as refused:
+        check_call(root)
+    assert refused.value.reason == er.ERROR_REASON_INVALID_MESSAGE
+    for owner in (SECOND, THIRD, "r2"):
+        behind.parent_capture_key = owner
+        with pytest.raises(Refusal) as refused:
+            check_call(behind)
+        assert [field for field, _ in refused.value.violations] == ["parent_capture_key"]
+
+
+@pytest.mark.requirement("ADM-9")
+def test_the_same_call_behind_another_owner_is_another() -> None:
+    chain = Chain(SECOND)
+    chain.add()
+    first = chain.add()
+    second = type(first).FromString(first.SerializeToString())
+    second.parent_capture_key = FIRST
+    receipt = receipt_of(second, first)
+    assert receipt.HasField("winner")
+    assert receipt.coords.parent_capture_key == ""
+    assert receipt_of(second, second).coords.parent_capture_key == FIRST
+
+
+@pytest.mark.requirement("ADM-9")
+def test_an_index_entry_ends_with_the_owner_of_the_parent_if_that_is_another() -> None:
+    def entry(link: CallLink) -> CallEntry:
+        return CallEntry(1, 2, 3, b"\x07" * 16, link)
+
+    head = bytes.fromhex("0000000000000001 00000002 00000003 0000000000000005 00000004")
+    head += b"\x07" * 16
+    for link, tail in (
+        (CallLink(None, 5, 4), b""),
+        (CallLink("b", 5, 4), b"b"),
+        (CallLink("b", 5, 4, FIRST), b"b\0r1"),
+    ):
+        assert entry(link).to_bytes() == head + tail
+        assert CallEntry.from_bytes(head + tail) == entry(link)
 
 
 @pytest.mark.requirement("LED-4")

@@ -306,3 +306,26 @@ async def test_deletes_go_on_when_the_store_is_full(tmp_path: Path) -> None:
     assert store.read(lambda txn: txn.last(TOTALS, b"")) is not None
     await staged.put(TENANT, late)
     await store.close()
+
+
+@pytest.mark.requirement("ADM-9", "TRN-12")
+async def test_a_prefix_is_read_from_the_attempts_that_its_calls_are_staged_under(
+    staged: StagedCalls,
+) -> None:
+    chain = Chain("r1")
+    first = [chain.add("a"), chain.add("b")]
+    chain.goes_on_in("r1-a1")
+    second = [chain.add("c"), chain.add("a")]
+    assert [call.parent_capture_key for call in (*first, *second)] == ["", "", "r1", ""]
+    await together(staged, *first, *second)
+    query = pb.PrefixQuery(capture_key="r1-a1", call_id="a")
+    read = staged.prefix(TENANT, query)
+    assert [delta.call_id for delta in read.deltas] == ["a", "b", "c", "a"]
+    tokens = b"".join(delta.token_ids for delta in read.deltas)
+    assert tokens == chain.sequence.astype("<u4").tobytes()
+    await staged.drop(TENANT, "r1")
+    with pytest.raises(Refusal) as refused:
+        staged.prefix(TENANT, query)
+    assert refused.value.reason == er.ERROR_REASON_PREFIX_BROKEN
+    held = pb.PrefixQuery(capture_key="r1-a1", call_id="a", held_call_ids=["c"])
+    assert [delta.call_id for delta in staged.prefix(TENANT, held).deltas] == ["a"]

@@ -27,10 +27,11 @@ from callforest.capture.v1 import attempt_pb2 as callforest_dot_capture_dot_v1_d
 from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_capture_dot_v1_dot_capture__admission__pb2
 from callforest.capture.v1 import frame_pb2 as callforest_dot_capture_dot_v1_dot_frame__pb2
 from callforest.capture.v1 import item_pb2 as callforest_dot_capture_dot_v1_dot_item__pb2
+from callforest.capture.v1 import restore_point_pb2 as callforest_dot_capture_dot_v1_dot_restore__point__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/callforest/admission/v1/admission_service.proto\x12\x17\x63\x61llforest.admission.v1\x1a\x1b\x62uf/validate/validate.proto\x1a#callforest/capture/v1/attempt.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a\x17google/rpc/status.proto\"\xed\x02\n\x12OpenAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\xbf\x01\n\nrollout_id\x18\x02 \x01(\tB\x9f\x01\xbaH\x9b\x01r\x18\x10\x01\x18p2\x12^[A-Za-z0-9._~-]+$\xba\x01~\n\x19rollout_id.not_an_attempt\x12\x45must not end in -a and a number: that is how later attempts are named\x1a\x1a!this.matches(\'-a[0-9]+$\')R\trolloutId\x12\'\n\nrequest_id\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\xb0\x01\x01R\trequestId\x12\x36\n\x04mode\x18\x04 \x01(\x0e\x32\".callforest.capture.v1.CaptureModeR\x04mode\"O\n\x13OpenAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\x89\x01\n\x0eMeasureRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\x41\n\x06intent\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CallIntentB\x06\xbaH\x03\xc8\x01\x01R\x06intent\"K\n\x0fMeasureResponse\x12\x38\n\x07verdict\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictR\x07verdict\"\x8c\x01\n\x13\x43loseAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"P\n\x14\x43loseAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"_\n\x11\x41\x64mitCallsRequest\x12J\n\x05items\x18\x01 \x03(\x0b\x32\'.callforest.admission.v1.AdmitCallsItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8a\x03\n\x0e\x41\x64mitCallsItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12;\n\x06intent\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CallIntentH\x00R\x06intent\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"Y\n\x12\x41\x64mitCallsResponse\x12\x43\n\x07results\x18\x01 \x03(\x0b\x32).callforest.admission.v1.AdmitCallsResultR\x07results\"\xcc\x02\n\x10\x41\x64mitCallsResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12:\n\x07verdict\x18\x02 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictH\x00R\x07verdict\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xc6\x03\n\x10\x41\x64missionService\x12m\n\x0bOpenAttempt\x12+.callforest.admission.v1.OpenAttemptRequest\x1a,.callforest.admission.v1.OpenAttemptResponse\"\x03\x90\x02\x02\x12n\n\nAdmitCalls\x12*.callforest.admission.v1.AdmitCallsRequest\x1a+.callforest.admission.v1.AdmitCallsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12\x61\n\x07Measure\x12\'.callforest.admission.v1.MeasureRequest\x1a(.callforest.admission.v1.MeasureResponse\"\x03\x90\x02\x01\x12p\n\x0c\x43loseAttempt\x12,.callforest.admission.v1.CloseAttemptRequest\x1a-.callforest.admission.v1.CloseAttemptResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/callforest/admission/v1/admission_service.proto\x12\x17\x63\x61llforest.admission.v1\x1a\x1b\x62uf/validate/validate.proto\x1a#callforest/capture/v1/attempt.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a!callforest/capture/v1/frame.proto\x1a callforest/capture/v1/item.proto\x1a)callforest/capture/v1/restore_point.proto\x1a\x17google/rpc/status.proto\"\xed\x02\n\x12OpenAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\xbf\x01\n\nrollout_id\x18\x02 \x01(\tB\x9f\x01\xbaH\x9b\x01r\x18\x10\x01\x18p2\x12^[A-Za-z0-9._~-]+$\xba\x01~\n\x19rollout_id.not_an_attempt\x12\x45must not end in -a and a number: that is how later attempts are named\x1a\x1a!this.matches(\'-a[0-9]+$\')R\trolloutId\x12\'\n\nrequest_id\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\xb0\x01\x01R\trequestId\x12\x36\n\x04mode\x18\x04 \x01(\x0e\x32\".callforest.capture.v1.CaptureModeR\x04mode\"O\n\x13OpenAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\xfb\x02\n\x15RestoreAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\xbf\x01\n\nrollout_id\x18\x02 \x01(\tB\x9f\x01\xbaH\x9b\x01r\x18\x10\x01\x18p2\x12^[A-Za-z0-9._~-]+$\xba\x01~\n\x19rollout_id.not_an_attempt\x12\x45must not end in -a and a number: that is how later attempts are named\x1a\x1a!this.matches(\'-a[0-9]+$\')R\trolloutId\x12\'\n\nrequest_id\x18\x03 \x01(\tB\x08\xbaH\x05r\x03\xb0\x01\x01R\trequestId\x12\x41\n\x05point\x18\x04 \x01(\x0b\x32#.callforest.capture.v1.RestorePointB\x06\xbaH\x03\xc8\x01\x01R\x05point\"R\n\x16RestoreAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"\x89\x01\n\x0eMeasureRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12\x41\n\x06intent\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CallIntentB\x06\xbaH\x03\xc8\x01\x01R\x06intent\"K\n\x0fMeasureResponse\x12\x38\n\x07verdict\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictR\x07verdict\"\x8c\x01\n\x13\x43loseAttemptRequest\x12\x34\n\x06tenant\x18\x01 \x01(\tB\x1c\xbaH\x19r\x17\x10\x01\x18@2\x11^[A-Za-z0-9._-]+$R\x06tenant\x12?\n\x0b\x63\x61pture_key\x18\x02 \x01(\tB\x1e\xbaH\x1br\x19\x10\x01\x18\x80\x01\x32\x12^[A-Za-z0-9._~-]+$R\ncaptureKey\"P\n\x14\x43loseAttemptResponse\x12\x38\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.AttemptR\x07\x61ttempt\"_\n\x11\x41\x64mitCallsRequest\x12J\n\x05items\x18\x01 \x03(\x0b\x32\'.callforest.admission.v1.AdmitCallsItemB\x0b\xbaH\x08\x92\x01\x05\x08\x01\x10\x80\x02R\x05items\"\x8a\x03\n\x0e\x41\x64mitCallsItem\x12\x44\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\".callforest.capture.v1.ItemContextB\x06\xbaH\x03\xc8\x01\x01R\x07\x63ontext\x12;\n\x06intent\x18\x02 \x01(\x0b\x32!.callforest.capture.v1.CallIntentH\x00R\x06intent\x12;\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.ItemCancelH\x00R\x06\x63\x61ncel\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\r\n\x04\x62ody\x12\x05\xbaH\x02\x08\x01\"Y\n\x12\x41\x64mitCallsResponse\x12\x43\n\x07results\x18\x01 \x03(\x0b\x32).callforest.admission.v1.AdmitCallsResultR\x07results\"\xcc\x02\n\x10\x41\x64mitCallsResult\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12:\n\x07verdict\x18\x02 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictH\x00R\x07verdict\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00R\x05\x65rror\x12\x39\n\x05\x62\x65gin\x18\x04 \x01(\x0b\x32!.callforest.capture.v1.FrameBeginH\x00R\x05\x62\x65gin\x12\x39\n\x05\x63hunk\x18\x05 \x01(\x0b\x32!.callforest.capture.v1.FrameChunkH\x00R\x05\x63hunk\x12\x33\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x1f.callforest.capture.v1.FrameEndH\x00R\x03\x65ndB\t\n\x07outcome2\xbe\x04\n\x10\x41\x64missionService\x12m\n\x0bOpenAttempt\x12+.callforest.admission.v1.OpenAttemptRequest\x1a,.callforest.admission.v1.OpenAttemptResponse\"\x03\x90\x02\x02\x12v\n\x0eRestoreAttempt\x12..callforest.admission.v1.RestoreAttemptRequest\x1a/.callforest.admission.v1.RestoreAttemptResponse\"\x03\x90\x02\x02\x12n\n\nAdmitCalls\x12*.callforest.admission.v1.AdmitCallsRequest\x1a+.callforest.admission.v1.AdmitCallsResponse\"\x03\x90\x02\x02(\x01\x30\x01\x12\x61\n\x07Measure\x12\'.callforest.admission.v1.MeasureRequest\x1a(.callforest.admission.v1.MeasureResponse\"\x03\x90\x02\x01\x12p\n\x0c\x43loseAttempt\x12,.callforest.admission.v1.CloseAttemptRequest\x1a-.callforest.admission.v1.CloseAttemptResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +44,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENATTEMPTREQUEST'].fields_by_name['rollout_id']._serialized_options = b'\272H\233\001r\030\020\001\030p2\022^[A-Za-z0-9._~-]+$\272\001~\n\031rollout_id.not_an_attempt\022Emust not end in -a and a number: that is how later attempts are named\032\032!this.matches(\'-a[0-9]+$\')'
   _globals['_OPENATTEMPTREQUEST'].fields_by_name['request_id']._loaded_options = None
   _globals['_OPENATTEMPTREQUEST'].fields_by_name['request_id']._serialized_options = b'\272H\005r\003\260\001\001'
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['rollout_id']._loaded_options = None
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['rollout_id']._serialized_options = b'\272H\233\001r\030\020\001\030p2\022^[A-Za-z0-9._~-]+$\272\001~\n\031rollout_id.not_an_attempt\022Emust not end in -a and a number: that is how later attempts are named\032\032!this.matches(\'-a[0-9]+$\')'
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['request_id']._serialized_options = b'\272H\005r\003\260\001\001'
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['point']._loaded_options = None
+  _globals['_RESTOREATTEMPTREQUEST'].fields_by_name['point']._serialized_options = b'\272H\003\310\001\001'
   _globals['_MEASUREREQUEST'].fields_by_name['tenant']._loaded_options = None
   _globals['_MEASUREREQUEST'].fields_by_name['tenant']._serialized_options = b'\272H\031r\027\020\001\030@2\021^[A-Za-z0-9._-]+$'
   _globals['_MEASUREREQUEST'].fields_by_name['intent']._loaded_options = None
@@ -59,32 +68,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMITCALLSITEM'].fields_by_name['context']._serialized_options = b'\272H\003\310\001\001'
   _globals['_ADMISSIONSERVICE'].methods_by_name['OpenAttempt']._loaded_options = None
   _globals['_ADMISSIONSERVICE'].methods_by_name['OpenAttempt']._serialized_options = b'\220\002\002'
+  _globals['_ADMISSIONSERVICE'].methods_by_name['RestoreAttempt']._loaded_options = None
+  _globals['_ADMISSIONSERVICE'].methods_by_name['RestoreAttempt']._serialized_options = b'\220\002\002'
   _globals['_ADMISSIONSERVICE'].methods_by_name['AdmitCalls']._loaded_options = None
   _globals['_ADMISSIONSERVICE'].methods_by_name['AdmitCalls']._serialized_options = b'\220\002\002'
   _globals['_ADMISSIONSERVICE'].methods_by_name['Measure']._loaded_options = None
   _globals['_ADMISSIONSERVICE'].methods_by_name['Measure']._serialized_options = b'\220\002\001'
   _globals['_ADMISSIONSERVICE'].methods_by_name['CloseAttempt']._loaded_options = None
   _globals['_ADMISSIONSERVICE'].methods_by_name['CloseAttempt']._serialized_options = b'\220\002\002'
-  _globals['_OPENATTEMPTREQUEST']._serialized_start=284
-  _globals['_OPENATTEMPTREQUEST']._serialized_end=649
-  _globals['_OPENATTEMPTRESPONSE']._serialized_start=651
-  _globals['_OPENATTEMPTRESPONSE']._serialized_end=730
-  _globals['_MEASUREREQUEST']._serialized_start=733
-  _globals['_MEASUREREQUEST']._serialized_end=870
-  _globals['_MEASURERESPONSE']._serialized_start=872
-  _globals['_MEASURERESPONSE']._serialized_end=947
-  _globals['_CLOSEATTEMPTREQUEST']._serialized_start=950
-  _globals['_CLOSEATTEMPTREQUEST']._serialized_end=1090
-  _globals['_CLOSEATTEMPTRESPONSE']._serialized_start=1092
-  _globals['_CLOSEATTEMPTRESPONSE']._serialized_end=1172
-  _globals['_ADMITCALLSREQUEST']._serialized_start=1174
-  _globals['_ADMITCALLSREQUEST']._serialized_end=1269
-  _globals['_ADMITCALLSITEM']._serialized_start=1272
-  _globals['_ADMITCALLSITEM']._serialized_end=1666
-  _globals['_ADMITCALLSRESPONSE']._serialized_start=1668
-  _globals['_ADMITCALLSRESPONSE']._serialized_end=1757
-  _globals['_ADMITCALLSRESULT']._serialized_start=1760
-  _globals['_ADMITCALLSRESULT']._serialized_end=2092
-  _globals['_ADMISSIONSERVICE']._serialized_start=2095
-  _globals['_ADMISSIONSERVICE']._serialized_end=2549
+  _globals['_OPENATTEMPTREQUEST']._serialized_start=327
+  _globals['_OPENATTEMPTREQUEST']._serialized_end=692
+  _globals['_OPENATTEMPTRESPONSE']._serialized_start=694
+  _globals['_OPENATTEMPTRESPONSE']._serialized_end=773
+  _globals['_RESTOREATTEMPTREQUEST']._serialized_start=776
+  _globals['_RESTOREATTEMPTREQUEST']._serialized_end=1155
+  _globals['_RESTOREATTEMPTRESPONSE']._serialized_start=1157
+  _globals['_RESTOREATTEMPTRESPONSE']._serialized_end=1239
+  _globals['_MEASUREREQUEST']._serialized_start=1242
+  _globals['_MEASUREREQUEST']._serialized_end=1379
+  _globals['_MEASURERESPONSE']._serialized_start=1381
+  _globals['_MEASURERESPONSE']._serialized_end=1456
+  _globals['_CLOSEATTEMPTREQUEST']._serialized_start=1459
+  _globals['_CLOSEATTEMPTREQUEST']._serialized_end=1599
+  _globals['_CLOSEATTEMPTRESPONSE']._serialized_start=1601
+  _globals['_CLOSEATTEMPTRESPONSE']._serialized_end=1681
+  _globals['_ADMITCALLSREQUEST']._serialized_start=1683
+  _globals['_ADMITCALLSREQUEST']._serialized_end=1778
+  _globals['_ADMITCALLSITEM']._serialized_start=1781
+  _globals['_ADMITCALLSITEM']._serialized_end=2175
+  _globals['_ADMITCALLSRESPONSE']._serialized_start=2177
+  _globals['_ADMITCALLSRESPONSE']._serialized_end=2266
+  _globals['_ADMITCALLSRESULT']._serialized_start=2269
+  _globals['_ADMITCALLSRESULT']._serialized_end=2601
+  _globals['_ADMISSIONSERVICE']._serialized_start=2604
+  _globals['_ADMISSIONSERVICE']._serialized_end=3178
 # @@protoc_insertion_point(module_scope)

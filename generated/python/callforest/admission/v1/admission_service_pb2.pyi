@@ -7,6 +7,7 @@ from callforest.capture.v1 import attempt_pb2 as _attempt_pb2
 from callforest.capture.v1 import capture_admission_pb2 as _capture_admission_pb2
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import item_pb2 as _item_pb2
+from callforest.capture.v1 import restore_point_pb2 as _restore_point_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -82,6 +83,66 @@ class OpenAttemptResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenAttemptResponse: _TypeAlias = OpenAttemptResponse  # noqa: Y015
+
+@_typing.final
+class RestoreAttemptRequest(_message.Message):
+    """RestoreAttemptRequest asks for the next attempt of a rollout, with calls of the one before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    POINT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """tenant owns the rollout."""
+    rollout_id: _builtins.str
+    """rollout_id names the logical rollout."""
+    request_id: _builtins.str
+    """request_id is chosen by the caller, a UUID, and belongs to one start of the harness."""
+    @_builtins.property
+    def point(self) -> _restore_point_pb2.RestorePoint:
+        """point names the attempt before and the calls that are taken over."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        rollout_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        point: _restore_point_pb2.RestorePoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["point", b"point"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["point", b"point", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreAttemptRequest: _TypeAlias = RestoreAttemptRequest  # noqa: Y015
+
+@_typing.final
+class RestoreAttemptResponse(_message.Message):
+    """RestoreAttemptResponse names the opened attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attempt(self) -> _attempt_pb2.Attempt:
+        """attempt is the opened attempt, with restored_from and restored_count."""
+
+    def __init__(
+        self,
+        *,
+        attempt: _attempt_pb2.Attempt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreAttemptResponse: _TypeAlias = RestoreAttemptResponse  # noqa: Y015
 
 @_typing.final
 class MeasureRequest(_message.Message):

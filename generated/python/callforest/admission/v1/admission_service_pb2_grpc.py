@@ -40,6 +40,11 @@ class AdmissionServiceStub:
                 request_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.OpenAttemptRequest.SerializeToString,
                 response_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.OpenAttemptResponse.FromString,
                 _registered_method=True)
+        self.RestoreAttempt = channel.unary_unary(
+                '/callforest.admission.v1.AdmissionService/RestoreAttempt',
+                request_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.RestoreAttemptRequest.SerializeToString,
+                response_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.RestoreAttemptResponse.FromString,
+                _registered_method=True)
         self.AdmitCalls = channel.stream_stream(
                 '/callforest.admission.v1.AdmissionService/AdmitCalls',
                 request_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.AdmitCallsRequest.SerializeToString,
@@ -64,7 +69,20 @@ class AdmissionServiceServicer:
     def OpenAttempt(self, request, context):
         """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
         durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-        the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
+        the ledger. Reasons: MODE_MISMATCH, RESTORE_REFUSED (the request_id restored one), PEER_UNAVAILABLE,
+        STORE_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreAttempt(self, request, context):
+        """RestoreAttempt opens the next attempt of a rollout with the calls that a restore point names, in the
+        mode of the attempt before, and seals that one; both or neither. It answers when that is durable. A
+        repeat with the same request_id gets the first answer until the new attempt is used. Costs one durable
+        transaction, for which the ledger's other writers wait about 80 us for each restored call, of which there
+        are at most 2,048. A release that cannot restore answers UNIMPLEMENTED and has sealed nothing.
+        Reasons: RESTORE_REFUSED, ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE, STORE_FULL, STORE_CORRUPT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +121,11 @@ def add_AdmissionServiceServicer_to_server(servicer, server):
                     servicer.OpenAttempt,
                     request_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.OpenAttemptRequest.FromString,
                     response_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.OpenAttemptResponse.SerializeToString,
+            ),
+            'RestoreAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreAttempt,
+                    request_deserializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.RestoreAttemptRequest.FromString,
+                    response_serializer=callforest_dot_admission_dot_v1_dot_admission__service__pb2.RestoreAttemptResponse.SerializeToString,
             ),
             'AdmitCalls': grpc.stream_stream_rpc_method_handler(
                     servicer.AdmitCalls,
@@ -148,6 +171,33 @@ class AdmissionService:
             '/callforest.admission.v1.AdmissionService/OpenAttempt',
             callforest_dot_admission_dot_v1_dot_admission__service__pb2.OpenAttemptRequest.SerializeToString,
             callforest_dot_admission_dot_v1_dot_admission__service__pb2.OpenAttemptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callforest.admission.v1.AdmissionService/RestoreAttempt',
+            callforest_dot_admission_dot_v1_dot_admission__service__pb2.RestoreAttemptRequest.SerializeToString,
+            callforest_dot_admission_dot_v1_dot_admission__service__pb2.RestoreAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

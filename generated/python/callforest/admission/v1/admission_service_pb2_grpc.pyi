@@ -19,7 +19,16 @@ class AdmissionServiceStub:
     OpenAttempt: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.OpenAttemptRequest, _admission_service_pb2.OpenAttemptResponse]
     """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
     durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-    the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
+    the ledger. Reasons: MODE_MISMATCH, RESTORE_REFUSED (the request_id restored one), PEER_UNAVAILABLE,
+    STORE_FULL.
+    """
+    RestoreAttempt: _aio.UnaryUnaryMultiCallable[_admission_service_pb2.RestoreAttemptRequest, _admission_service_pb2.RestoreAttemptResponse]
+    """RestoreAttempt opens the next attempt of a rollout with the calls that a restore point names, in the
+    mode of the attempt before, and seals that one; both or neither. It answers when that is durable. A
+    repeat with the same request_id gets the first answer until the new attempt is used. Costs one durable
+    transaction, for which the ledger's other writers wait about 80 us for each restored call, of which there
+    are at most 2,048. A release that cannot restore answers UNIMPLEMENTED and has sealed nothing.
+    Reasons: RESTORE_REFUSED, ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE, STORE_FULL, STORE_CORRUPT.
     """
     AdmitCalls: _aio.StreamStreamMultiCallable[_admission_service_pb2.AdmitCallsRequest, _admission_service_pb2.AdmitCallsResponse]
     """AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the
@@ -47,7 +56,22 @@ class AdmissionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_admission_service_pb2.OpenAttemptResponse]:
         """OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
         durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-        the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
+        the ledger. Reasons: MODE_MISMATCH, RESTORE_REFUSED (the request_id restored one), PEER_UNAVAILABLE,
+        STORE_FULL.
+        """
+
+    @_abc_1.abstractmethod
+    def RestoreAttempt(
+        self,
+        request: _admission_service_pb2.RestoreAttemptRequest,
+        context: _aio.ServicerContext[_admission_service_pb2.RestoreAttemptRequest, _abc.Awaitable[_admission_service_pb2.RestoreAttemptResponse]],
+    ) -> _abc.Awaitable[_admission_service_pb2.RestoreAttemptResponse]:
+        """RestoreAttempt opens the next attempt of a rollout with the calls that a restore point names, in the
+        mode of the attempt before, and seals that one; both or neither. It answers when that is durable. A
+        repeat with the same request_id gets the first answer until the new attempt is used. Costs one durable
+        transaction, for which the ledger's other writers wait about 80 us for each restored call, of which there
+        are at most 2,048. A release that cannot restore answers UNIMPLEMENTED and has sealed nothing.
+        Reasons: RESTORE_REFUSED, ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE, STORE_FULL, STORE_CORRUPT.
         """
 
     @_abc_1.abstractmethod

@@ -91,6 +91,8 @@ class Attempt(_message.Message):
     FAILURE_COUNT_FIELD_NUMBER: _builtins.int
     SUPERSEDED_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    RESTORED_FROM_FIELD_NUMBER: _builtins.int
+    RESTORED_COUNT_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """rollout_id names the logical rollout."""
     attempt_number: _builtins.int
@@ -104,13 +106,17 @@ class Attempt(_message.Message):
     revision: _builtins.int
     """revision is the number of events in the attempt's log."""
     record_count: _builtins.int
-    """record_count is the number of committed calls."""
+    """record_count is the number of committed calls, restored ones included."""
     failure_count: _builtins.int
     """failure_count is the number of failure rows; with one or more, the attempt is poisoned."""
     superseded: _builtins.bool
     """superseded is set once a later attempt of the rollout was opened."""
     mode: Global___CaptureMode.ValueType
     """mode says how the attempt's calls find what they continue, and what of it trains."""
+    restored_from: _builtins.str
+    """restored_from names the attempt whose calls this one took over when it was opened; empty when none."""
+    restored_count: _builtins.int
+    """restored_count is the number of calls that it took over."""
     @_builtins.property
     def pending_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """pending_call_ids are admitted calls that have neither a record nor a failure. They are final once
@@ -131,10 +137,12 @@ class Attempt(_message.Message):
         failure_count: _builtins.int = ...,
         superseded: _builtins.bool = ...,
         mode: Global___CaptureMode.ValueType = ...,
+        restored_from: _builtins.str = ...,
+        restored_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "failure_count", b"failure_count", "mode", b"mode", "pending_call_ids", b"pending_call_ids", "record_count", b"record_count", "revision", b"revision", "rollout_id", b"rollout_id", "state", b"state", "superseded", b"superseded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "failure_count", b"failure_count", "mode", b"mode", "pending_call_ids", b"pending_call_ids", "record_count", b"record_count", "restored_count", b"restored_count", "restored_from", b"restored_from", "revision", b"revision", "rollout_id", b"rollout_id", "state", b"state", "superseded", b"superseded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,7 @@ class CallRecord(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     DIFFERENCE_FIELD_NUMBER: _builtins.int
     INTENT_NUMBER_FIELD_NUMBER: _builtins.int
+    SOURCE_CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     response_id: _builtins.str
     """response_id is the id of the response that the harness got."""
     traceparent: _builtins.str
@@ -108,6 +109,11 @@ class CallRecord(_message.Message):
     """intent_number is the place of the call among all that its attempt announced, from 1; it orders calls,
     whatever any clock says. Only the ledger sets it, from its log: what a client sends is not looked at,
     and two records that differ in nothing else are the same. 0 in records of earlier releases.
+    """
+    source_capture_key: _builtins.str
+    """source_capture_key names the earlier attempt of the rollout that made a restored call: its tokens are
+    staged there, and it stands in the rollout slot of its digest. coords.capture_key is the attempt that
+    took the call over. Only the ledger sets it; empty for a call that its attempt made itself.
     """
     @_builtins.property
     def coords(self) -> _commit_coords_pb2.CommitCoords:
@@ -157,10 +163,11 @@ class CallRecord(_message.Message):
         decision: _capture_admission_pb2.CaptureDecision | None = ...,
         difference: Global___HistoryDifference | None = ...,
         intent_number: _builtins.int = ...,
+        source_capture_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "output", b"output", "replay", b"replay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "intent_number", b"intent_number", "output", b"output", "replay", b"replay", "response_id", b"response_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_time", b"admit_time", "completion", b"completion", "coords", b"coords", "decision", b"decision", "difference", b"difference", "fingerprints", b"fingerprints", "intent_number", b"intent_number", "output", b"output", "replay", b"replay", "response_id", b"response_id", "source_capture_key", b"source_capture_key", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -405,6 +405,7 @@ class Continuation(_message.Message):
     PREV_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     PARENT_CHAIN_HASH_FIELD_NUMBER: _builtins.int
     MATCH_FIELD_NUMBER: _builtins.int
+    PARENT_CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     parent_call_id: _builtins.str
     """parent_call_id names the predecessor."""
     prev_token_count: _builtins.int
@@ -415,6 +416,10 @@ class Continuation(_message.Message):
     """match is the proof that the request's history is the predecessor's; unspecified in chain mode. A
     worker refuses a continuation of forest mode without it.
     """
+    parent_capture_key: _builtins.str
+    """parent_capture_key names the earlier attempt under which a restored predecessor is staged; empty when it
+    is staged under the call's own attempt. The staged call must repeat it.
+    """
     def __init__(
         self,
         *,
@@ -422,10 +427,11 @@ class Continuation(_message.Message):
         prev_token_count: _builtins.int = ...,
         parent_chain_hash: _builtins.bytes = ...,
         match: Global___HistoryMatch.ValueType = ...,
+        parent_capture_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["match", b"match", "parent_call_id", b"parent_call_id", "parent_chain_hash", b"parent_chain_hash", "prev_token_count", b"prev_token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["match", b"match", "parent_call_id", b"parent_call_id", "parent_capture_key", b"parent_capture_key", "parent_chain_hash", b"parent_chain_hash", "prev_token_count", b"prev_token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

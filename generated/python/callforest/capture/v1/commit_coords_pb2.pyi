@@ -34,6 +34,7 @@ class CommitCoords(_message.Message):
     EXTRAS_DIGEST_FIELD_NUMBER: _builtins.int
     CHAIN_HASH_FIELD_NUMBER: _builtins.int
     CUMULATIVE_HASH_FIELD_NUMBER: _builtins.int
+    PARENT_CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
@@ -56,6 +57,10 @@ class CommitCoords(_message.Message):
     """chain_hash is the staged call's chain hash."""
     cumulative_hash: _builtins.bytes
     """cumulative_hash is the staged call's cumulative hash."""
+    parent_capture_key: _builtins.str
+    """parent_capture_key names the attempt under which the parent is staged whenever that is not capture_key,
+    of this message; empty otherwise, and for a root.
+    """
     def __init__(
         self,
         *,
@@ -69,10 +74,11 @@ class CommitCoords(_message.Message):
         extras_digest: _builtins.bytes = ...,
         chain_hash: _builtins.bytes = ...,
         cumulative_hash: _builtins.bytes = ...,
+        parent_capture_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "parent_call_id", b"parent_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "capture_key", b"capture_key", "chain_hash", b"chain_hash", "cumulative_hash", b"cumulative_hash", "delta_token_count", b"delta_token_count", "digest", b"digest", "extras_digest", b"extras_digest", "parent_call_id", b"parent_call_id", "prev_token_count", b"prev_token_count", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "capture_key", b"capture_key", "chain_hash", b"chain_hash", "cumulative_hash", b"cumulative_hash", "delta_token_count", b"delta_token_count", "digest", b"digest", "extras_digest", b"extras_digest", "parent_call_id", b"parent_call_id", "parent_capture_key", b"parent_capture_key", "prev_token_count", b"prev_token_count", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_call_id: _TypeAlias = _typing.Literal["parent_call_id"]  # noqa: Y015
     _WhichOneofArgType__parent_call_id: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id"]  # noqa: Y015

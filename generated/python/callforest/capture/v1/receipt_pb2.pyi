@@ -170,6 +170,7 @@ class ReceiptCall(_message.Message):
     SELECTED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """call_id names the call."""
     digest: _builtins.bytes
@@ -184,6 +185,10 @@ class ReceiptCall(_message.Message):
     """parent_call_id names the call that this one continues, of forest mode; absent for a root and in chain
     mode. With it a receipt alone says which row owns which loss.
     """
+    source_capture_key: _builtins.str
+    """source_capture_key names the earlier attempt under which a restored call is staged and digested; empty
+    for a call of the receipt's own attempt.
+    """
     def __init__(
         self,
         *,
@@ -192,10 +197,11 @@ class ReceiptCall(_message.Message):
         selected: _builtins.bool = ...,
         reason: _builtins.str = ...,
         parent_call_id: _builtins.str | None = ...,
+        source_capture_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "parent_call_id", b"parent_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "digest", b"digest", "parent_call_id", b"parent_call_id", "reason", b"reason", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "digest", b"digest", "parent_call_id", b"parent_call_id", "reason", b"reason", "selected", b"selected", "source_capture_key", b"source_capture_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_call_id: _TypeAlias = _typing.Literal["parent_call_id"]  # noqa: Y015
     _WhichOneofArgType__parent_call_id: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id"]  # noqa: Y015

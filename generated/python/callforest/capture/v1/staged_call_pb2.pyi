@@ -41,6 +41,7 @@ class StagedCall(_message.Message):
     SERVED_RESPONSE_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
+    PARENT_CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
@@ -66,6 +67,11 @@ class StagedCall(_message.Message):
     served_response: _builtins.bytes
     """served_response is the response that the harness got, JSON bytes. No digest covers it. It is empty
     in rows.
+    """
+    parent_capture_key: _builtins.str
+    """parent_capture_key names the earlier attempt of the same rollout under which the parent is staged, when
+    the parent is a restored call; empty when it is staged under capture_key, and for a root. No digest
+    covers it: chain_hash says whether the right parent was found.
     """
     @_builtins.property
     def canonical(self) -> Global___CanonicalColumns:
@@ -96,10 +102,11 @@ class StagedCall(_message.Message):
         served_response: _builtins.bytes = ...,
         completion: _completion_pb2.Completion | None = ...,
         decision: _capture_admission_pb2.CaptureDecision | None = ...,
+        parent_capture_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "canonical", b"canonical", "columns", b"columns", "completion", b"completion", "decision", b"decision", "parent_call_id", b"parent_call_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "canonical", b"canonical", "capture_key", b"capture_key", "chain_hash", b"chain_hash", "columns", b"columns", "completion", b"completion", "cumulative_hash", b"cumulative_hash", "decision", b"decision", "digest", b"digest", "extras", b"extras", "extras_digest", b"extras_digest", "parent_call_id", b"parent_call_id", "prev_token_count", b"prev_token_count", "served_response", b"served_response", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id", "call_id", b"call_id", "canonical", b"canonical", "capture_key", b"capture_key", "chain_hash", b"chain_hash", "columns", b"columns", "completion", b"completion", "cumulative_hash", b"cumulative_hash", "decision", b"decision", "digest", b"digest", "extras", b"extras", "extras_digest", b"extras_digest", "parent_call_id", b"parent_call_id", "parent_capture_key", b"parent_capture_key", "prev_token_count", b"prev_token_count", "served_response", b"served_response", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_call_id: _TypeAlias = _typing.Literal["parent_call_id"]  # noqa: Y015
     _WhichOneofArgType__parent_call_id: _TypeAlias = _typing.Literal["_parent_call_id", b"_parent_call_id"]  # noqa: Y015

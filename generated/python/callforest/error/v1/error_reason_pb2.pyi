@@ -153,6 +153,25 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     request.
     Metadata: capture_key, candidates.
     """
+    ERROR_REASON_RESTORE_REFUSED: _ErrorReason.ValueType  # 34
+    """ERROR_REASON_RESTORE_REFUSED: an attempt cannot be restored from this point. Status
+    FAILED_PRECONDITION; nothing was opened and nothing sealed. To begin anew is to open a new attempt and
+    to begin the episode from its beginning. `fault` says why, and so what to do:
+    `capture_schema`: the point is not of capture schema 3; it cannot be restored, begin anew.
+    `not_latest`: its attempt is not the rollout's latest, which latest_capture_key names for people.
+    Another owner may be at work: stop.
+    `log_forgotten`: the log of its attempt was removed; begin anew.
+    `capture_poisoned`: its attempt has a failure row, which masks the whole rollout; begin anew.
+    `call_not_restorable`: call_ids, the first 16, have no record in it. Restore from a point that names
+    only accepted answers, or begin anew.
+    `too_many_calls`: the calls and all that they continue are more than 2,048. Name the ends of fewer
+    conversations, or begin anew.
+    `repeat_differs`: the request_id opened another attempt, from another point or from none. Use the point
+    that was written down with it.
+    `in_use`: the request_id's attempt was used since. A request_id belongs to one start of the harness:
+    make a point on capture_key, and restore that under a request_id of its own.
+    Metadata: capture_key, fault, call_ids, latest_capture_key.
+    """
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 40
     """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status
     INVALID_ARGUMENT. Nothing was stored.
@@ -384,6 +403,25 @@ ERROR_REASON_AMBIGUOUS_RETRY: ErrorReason.ValueType  # 33
 call has its body. Status FAILED_PRECONDITION; nothing was generated. Send an idempotency key with each
 request.
 Metadata: capture_key, candidates.
+"""
+ERROR_REASON_RESTORE_REFUSED: ErrorReason.ValueType  # 34
+"""ERROR_REASON_RESTORE_REFUSED: an attempt cannot be restored from this point. Status
+FAILED_PRECONDITION; nothing was opened and nothing sealed. To begin anew is to open a new attempt and
+to begin the episode from its beginning. `fault` says why, and so what to do:
+`capture_schema`: the point is not of capture schema 3; it cannot be restored, begin anew.
+`not_latest`: its attempt is not the rollout's latest, which latest_capture_key names for people.
+Another owner may be at work: stop.
+`log_forgotten`: the log of its attempt was removed; begin anew.
+`capture_poisoned`: its attempt has a failure row, which masks the whole rollout; begin anew.
+`call_not_restorable`: call_ids, the first 16, have no record in it. Restore from a point that names
+only accepted answers, or begin anew.
+`too_many_calls`: the calls and all that they continue are more than 2,048. Name the ends of fewer
+conversations, or begin anew.
+`repeat_differs`: the request_id opened another attempt, from another point or from none. Use the point
+that was written down with it.
+`in_use`: the request_id's attempt was used since. A request_id belongs to one start of the harness:
+make a point on capture_key, and restore that under a request_id of its own.
+Metadata: capture_key, fault, call_ids, latest_capture_key.
 """
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 40
 """ERROR_REASON_DIGEST_MISMATCH: a staged call does not have the digest that it states. Status

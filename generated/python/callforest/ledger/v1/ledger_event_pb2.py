@@ -28,7 +28,7 @@ from callforest.capture.v1 import capture_admission_pb2 as callforest_dot_captur
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/ledger/v1/ledger_event.proto\x12\x14\x63\x61llforest.ledger.v1\x1a#callforest/capture/v1/attempt.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x80\x04\n\x0bLedgerEvent\x12L\n\x0e\x61ttempt_opened\x18\x01 \x01(\x0b\x32#.callforest.ledger.v1.AttemptOpenedH\x00R\rattemptOpened\x12>\n\x06intent\x18\x02 \x01(\x0b\x32$.callforest.ledger.v1.IntentRecordedH\x00R\x06intent\x12;\n\x06record\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.CallRecordH\x00R\x06record\x12>\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\".callforest.capture.v1.CallFailureH\x00R\x07\x66\x61ilure\x12U\n\x11\x61\x64missions_closed\x18\x05 \x01(\x0b\x32&.callforest.ledger.v1.AdmissionsClosedH\x00R\x10\x61\x64missionsClosed\x12=\n\x06sealed\x18\x06 \x01(\x0b\x32#.callforest.ledger.v1.AttemptSealedH\x00R\x06sealed\x12G\n\nwithdrawal\x18\x07 \x01(\x0b\x32%.callforest.capture.v1.CallWithdrawalH\x00R\nwithdrawalB\x07\n\x05\x65vent\"\xfb\x01\n\rAttemptOpened\x12\x16\n\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n\nrollout_id\x18\x02 \x01(\tR\trolloutId\x12%\n\x0e\x61ttempt_number\x18\x03 \x01(\rR\rattemptNumber\x12\x1f\n\x0b\x63\x61pture_key\x18\x04 \x01(\tR\ncaptureKey\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1d\n\nrequest_id\x18\x06 \x01(\tR\trequestId\x12\x36\n\x04mode\x18\x07 \x01(\x0e\x32\".callforest.capture.v1.CaptureModeR\x04mode\"\x8d\x02\n\x0eIntentRecorded\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12\x1f\n\x0b\x62ody_digest\x18\x02 \x01(\x0cR\nbodyDigest\x12\x39\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tadmitTime\x12\x38\n\x07verdict\x18\x04 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictR\x07verdict\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\x12\x19\n\x08is_keyed\x18\x06 \x01(\x08R\x07isKeyed\"\x12\n\x10\x41\x64missionsClosed\"k\n\rAttemptSealed\x12\x14\n\x05\x65poch\x18\x01 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x02 \x01(\x04R\x08revision\x12(\n\x10pending_call_ids\x18\x03 \x03(\tR\x0ependingCallIdsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'callforest/ledger/v1/ledger_event.proto\x12\x14\x63\x61llforest.ledger.v1\x1a#callforest/capture/v1/attempt.proto\x1a\'callforest/capture/v1/call_record.proto\x1a-callforest/capture/v1/capture_admission.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc1\x04\n\x0bLedgerEvent\x12L\n\x0e\x61ttempt_opened\x18\x01 \x01(\x0b\x32#.callforest.ledger.v1.AttemptOpenedH\x00R\rattemptOpened\x12>\n\x06intent\x18\x02 \x01(\x0b\x32$.callforest.ledger.v1.IntentRecordedH\x00R\x06intent\x12;\n\x06record\x18\x03 \x01(\x0b\x32!.callforest.capture.v1.CallRecordH\x00R\x06record\x12>\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\".callforest.capture.v1.CallFailureH\x00R\x07\x66\x61ilure\x12U\n\x11\x61\x64missions_closed\x18\x05 \x01(\x0b\x32&.callforest.ledger.v1.AdmissionsClosedH\x00R\x10\x61\x64missionsClosed\x12=\n\x06sealed\x18\x06 \x01(\x0b\x32#.callforest.ledger.v1.AttemptSealedH\x00R\x06sealed\x12G\n\nwithdrawal\x18\x07 \x01(\x0b\x32%.callforest.capture.v1.CallWithdrawalH\x00R\nwithdrawal\x12?\n\x08restored\x18\x08 \x01(\x0b\x32!.callforest.capture.v1.CallRecordH\x00R\x08restoredB\x07\n\x05\x65vent\"\xa1\x03\n\rAttemptOpened\x12\x16\n\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n\nrollout_id\x18\x02 \x01(\tR\trolloutId\x12%\n\x0e\x61ttempt_number\x18\x03 \x01(\rR\rattemptNumber\x12\x1f\n\x0b\x63\x61pture_key\x18\x04 \x01(\tR\ncaptureKey\x12\x14\n\x05\x65poch\x18\x05 \x01(\x04R\x05\x65poch\x12\x1d\n\nrequest_id\x18\x06 \x01(\tR\trequestId\x12\x36\n\x04mode\x18\x07 \x01(\x0e\x32\".callforest.capture.v1.CaptureModeR\x04mode\x12#\n\rrestored_from\x18\x08 \x01(\tR\x0crestoredFrom\x12%\n\x0erestored_count\x18\t \x01(\rR\rrestoredCount\x12%\n\x0erestore_digest\x18\n \x01(\x0cR\rrestoreDigest\x12\x31\n\x14\x63onfiguration_digest\x18\x0b \x01(\x0cR\x13\x63onfigurationDigest\"\x8d\x02\n\x0eIntentRecorded\x12\x17\n\x07\x63\x61ll_id\x18\x01 \x01(\tR\x06\x63\x61llId\x12\x1f\n\x0b\x62ody_digest\x18\x02 \x01(\x0cR\nbodyDigest\x12\x39\n\nadmit_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tadmitTime\x12\x38\n\x07verdict\x18\x04 \x01(\x0b\x32\x1e.callforest.capture.v1.VerdictR\x07verdict\x12\x31\n\x14\x63onfiguration_digest\x18\x05 \x01(\x0cR\x13\x63onfigurationDigest\x12\x19\n\x08is_keyed\x18\x06 \x01(\x08R\x07isKeyed\"\x12\n\x10\x41\x64missionsClosed\"k\n\rAttemptSealed\x12\x14\n\x05\x65poch\x18\x01 \x01(\x04R\x05\x65poch\x12\x1a\n\x08revision\x18\x02 \x01(\x04R\x08revision\x12(\n\x10pending_call_ids\x18\x03 \x03(\tR\x0ependingCallIdsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callforest.ledger.v1.ledger
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LEDGEREVENT']._serialized_start=224
-  _globals['_LEDGEREVENT']._serialized_end=736
-  _globals['_ATTEMPTOPENED']._serialized_start=739
-  _globals['_ATTEMPTOPENED']._serialized_end=990
-  _globals['_INTENTRECORDED']._serialized_start=993
-  _globals['_INTENTRECORDED']._serialized_end=1262
-  _globals['_ADMISSIONSCLOSED']._serialized_start=1264
-  _globals['_ADMISSIONSCLOSED']._serialized_end=1282
-  _globals['_ATTEMPTSEALED']._serialized_start=1284
-  _globals['_ATTEMPTSEALED']._serialized_end=1391
+  _globals['_LEDGEREVENT']._serialized_end=801
+  _globals['_ATTEMPTOPENED']._serialized_start=804
+  _globals['_ATTEMPTOPENED']._serialized_end=1221
+  _globals['_INTENTRECORDED']._serialized_start=1224
+  _globals['_INTENTRECORDED']._serialized_end=1493
+  _globals['_ADMISSIONSCLOSED']._serialized_start=1495
+  _globals['_ADMISSIONSCLOSED']._serialized_end=1513
+  _globals['_ATTEMPTSEALED']._serialized_start=1515
+  _globals['_ATTEMPTSEALED']._serialized_end=1622
 # @@protoc_insertion_point(module_scope)

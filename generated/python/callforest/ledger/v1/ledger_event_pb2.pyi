@@ -39,6 +39,7 @@ class LedgerEvent(_message.Message):
     ADMISSIONS_CLOSED_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
     WITHDRAWAL_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt_opened(self) -> Global___AttemptOpened:
         """attempt_opened is the first event of every log, and only the first."""
@@ -67,6 +68,12 @@ class LedgerEvent(_message.Message):
     def withdrawal(self) -> _attempt_pb2.CallWithdrawal:
         """withdrawal: the call was refused before it was generated; it settled without a row that masks."""
 
+    @_builtins.property
+    def restored(self) -> _call_record_pb2.CallRecord:
+        """restored: a committed call of an earlier attempt, which can be a parent here. These events follow
+        attempt_opened, as many as it says, each behind what it continues; there are none elsewhere.
+        """
+
     def __init__(
         self,
         *,
@@ -77,12 +84,13 @@ class LedgerEvent(_message.Message):
         admissions_closed: Global___AdmissionsClosed | None = ...,
         sealed: Global___AttemptSealed | None = ...,
         withdrawal: _attempt_pb2.CallWithdrawal | None = ...,
+        restored: _call_record_pb2.CallRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "restored", b"restored", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions_closed", b"admissions_closed", "attempt_opened", b"attempt_opened", "event", b"event", "failure", b"failure", "intent", b"intent", "record", b"record", "restored", b"restored", "sealed", b"sealed", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed", "withdrawal"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attempt_opened", "intent", "record", "failure", "admissions_closed", "sealed", "withdrawal", "restored"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -101,6 +109,10 @@ class AttemptOpened(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    RESTORED_FROM_FIELD_NUMBER: _builtins.int
+    RESTORED_COUNT_FIELD_NUMBER: _builtins.int
+    RESTORE_DIGEST_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rollout. The store's key has only its hash."""
     rollout_id: _builtins.str
@@ -115,6 +127,16 @@ class AttemptOpened(_message.Message):
     """request_id is the opener's; a repeat with it gets the first answer."""
     mode: _attempt_pb2.CaptureMode.ValueType
     """mode is the attempt's; unspecified for chain."""
+    restored_from: _builtins.str
+    """restored_from names the attempt that was restored; empty when none was."""
+    restored_count: _builtins.int
+    """restored_count is the number of restored events that follow."""
+    restore_digest: _builtins.bytes
+    """restore_digest is the SHA-256 of the restore point (docs/protocol.md, section "Restored attempts"); a
+    repeat must bring the same. Empty when none was restored.
+    """
+    configuration_digest: _builtins.bytes
+    """configuration_digest is what the restored attempt was bound to; empty when it was not, or none was."""
     def __init__(
         self,
         *,
@@ -125,10 +147,14 @@ class AttemptOpened(_message.Message):
         epoch: _builtins.int = ...,
         request_id: _builtins.str = ...,
         mode: _attempt_pb2.CaptureMode.ValueType = ...,
+        restored_from: _builtins.str = ...,
+        restored_count: _builtins.int = ...,
+        restore_digest: _builtins.bytes = ...,
+        configuration_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "epoch", b"epoch", "mode", b"mode", "request_id", b"request_id", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "capture_key", b"capture_key", "configuration_digest", b"configuration_digest", "epoch", b"epoch", "mode", b"mode", "request_id", b"request_id", "restore_digest", b"restore_digest", "restored_count", b"restored_count", "restored_from", b"restored_from", "rollout_id", b"rollout_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

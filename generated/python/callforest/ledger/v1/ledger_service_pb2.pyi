@@ -192,7 +192,7 @@ class GetCallResponse(_message.Message):
     WITHDRAWAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> _capture_admission_pb2.Verdict:
-        """verdict is what was decided before inference."""
+        """verdict is what was decided before inference; absent for a restored call."""
 
     @_builtins.property
     def record(self) -> _call_record_pb2.CallRecord:
@@ -466,7 +466,7 @@ class HasRowsResponse(_message.Message):
 
     HAS_ROWS_FIELD_NUMBER: _builtins.int
     has_rows: _builtins.bool
-    """has_rows is set when a call of the attempt committed or failed."""
+    """has_rows is set when it does; an attempt that was never opened has none."""
     def __init__(
         self,
         *,

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from callforest.ledger.v1 import ledger_service_pb2 as callforest_dot_ledger_dot_v1_dot_ledger__service__pb2
+from callforest.ledger.v1 import restore_attempt_pb2 as callforest_dot_ledger_dot_v1_dot_restore__attempt__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -26,8 +27,8 @@ if _version_not_supported:
 
 
 class LedgerServiceStub:
-    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
-    whom, what committed, what failed. Every write answers when a power cut cannot undo it.
+    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
+    what committed, what failed. Every write answers when a power cut cannot undo it.
     """
 
     def __init__(self, channel):
@@ -40,6 +41,11 @@ class LedgerServiceStub:
                 '/callforest.ledger.v1.LedgerService/OpenAttempt',
                 request_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.OpenAttemptRequest.SerializeToString,
                 response_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.OpenAttemptResponse.FromString,
+                _registered_method=True)
+        self.RestoreAttempt = channel.unary_unary(
+                '/callforest.ledger.v1.LedgerService/RestoreAttempt',
+                request_serializer=callforest_dot_ledger_dot_v1_dot_restore__attempt__pb2.RestoreAttemptRequest.SerializeToString,
+                response_deserializer=callforest_dot_ledger_dot_v1_dot_restore__attempt__pb2.RestoreAttemptResponse.FromString,
                 _registered_method=True)
         self.RecordIntents = channel.stream_stream(
                 '/callforest.ledger.v1.LedgerService/RecordIntents',
@@ -89,13 +95,21 @@ class LedgerServiceStub:
 
 
 class LedgerServiceServicer:
-    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
-    whom, what committed, what failed. Every write answers when a power cut cannot undo it.
+    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
+    what committed, what failed. Every write answers when a power cut cannot undo it.
     """
 
     def OpenAttempt(self, request, context):
         """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-        repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+        repeat with the same request_id gets the first answer. Reasons: RESTORE_REFUSED, STORE_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreAttempt(self, request, context):
+        """RestoreAttempt does what AdmissionService.RestoreAttempt says. Reasons: RESTORE_REFUSED,
+        ATTEMPT_NOT_FOUND, STORE_FULL, STORE_CORRUPT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,26 +126,23 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FindPredecessor(self, request, context):
-        """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
-        Reasons: ATTEMPT_NOT_FOUND.
+        """FindPredecessor gives RecordIntents' verdict of now, and records nothing. Reasons: ATTEMPT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetCall(self, request, context):
-        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
-        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
+        """GetCall reads all that the ledger has of one call. Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitCalls(self, request_iterator, context):
-        """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
-        their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
-        CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
-        ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
+        """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals.
+        The first row of a call stands: the same again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH,
+        COORDINATES_MISMATCH (failure row written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,17 +156,16 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AwaitSettled(self, request, context):
-        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when
-        wait_ms has passed; the answer says which. An open attempt that settled may get more calls: close
-        it first. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when wait_ms
+        has passed. Close the attempt first: an open one may get more. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SealAttempt(self, request, context):
-        """SealAttempt fixes epoch, revision and pending calls of an attempt in one transaction; nothing is
-        accepted after it. A repeat gets the same answer. Reasons: ATTEMPT_NOT_FOUND.
+        """SealAttempt fixes epoch, revision and pending calls of an attempt; nothing is accepted after it. A
+        repeat gets the same answer. Reasons: ATTEMPT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,8 +180,7 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def HasRows(self, request, context):
-        """HasRows says whether an attempt has committed or failed rows; intents do not count. An attempt
-        that was never opened has none.
+        """HasRows says whether an attempt has committed, restored or failed rows; intents do not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,6 +193,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.OpenAttempt,
                     request_deserializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.OpenAttemptRequest.FromString,
                     response_serializer=callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.OpenAttemptResponse.SerializeToString,
+            ),
+            'RestoreAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreAttempt,
+                    request_deserializer=callforest_dot_ledger_dot_v1_dot_restore__attempt__pb2.RestoreAttemptRequest.FromString,
+                    response_serializer=callforest_dot_ledger_dot_v1_dot_restore__attempt__pb2.RestoreAttemptResponse.SerializeToString,
             ),
             'RecordIntents': grpc.stream_stream_rpc_method_handler(
                     servicer.RecordIntents,
@@ -239,8 +253,8 @@ def add_LedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LedgerService:
-    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
-    whom, what committed, what failed. Every write answers when a power cut cannot undo it.
+    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
+    what committed, what failed. Every write answers when a power cut cannot undo it.
     """
 
     @staticmethod
@@ -260,6 +274,33 @@ class LedgerService:
             '/callforest.ledger.v1.LedgerService/OpenAttempt',
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.OpenAttemptRequest.SerializeToString,
             callforest_dot_ledger_dot_v1_dot_ledger__service__pb2.OpenAttemptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callforest.ledger.v1.LedgerService/RestoreAttempt',
+            callforest_dot_ledger_dot_v1_dot_restore__attempt__pb2.RestoreAttemptRequest.SerializeToString,
+            callforest_dot_ledger_dot_v1_dot_restore__attempt__pb2.RestoreAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from callforest.ledger.v1 import ledger_service_pb2 as _ledger_service_pb2
+from callforest.ledger.v1 import restore_attempt_pb2 as _restore_attempt_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
@@ -13,14 +14,18 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class LedgerServiceStub:
-    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
-    whom, what committed, what failed. Every write answers when a power cut cannot undo it.
+    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
+    what committed, what failed. Every write answers when a power cut cannot undo it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenAttempt: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.OpenAttemptRequest, _ledger_service_pb2.OpenAttemptResponse]
     """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-    repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+    repeat with the same request_id gets the first answer. Reasons: RESTORE_REFUSED, STORE_FULL.
+    """
+    RestoreAttempt: _aio.UnaryUnaryMultiCallable[_restore_attempt_pb2.RestoreAttemptRequest, _restore_attempt_pb2.RestoreAttemptResponse]
+    """RestoreAttempt does what AdmissionService.RestoreAttempt says. Reasons: RESTORE_REFUSED,
+    ATTEMPT_NOT_FOUND, STORE_FULL, STORE_CORRUPT.
     """
     RecordIntents: _aio.StreamStreamMultiCallable[_ledger_service_pb2.RecordIntentsRequest, _ledger_service_pb2.RecordIntentsResponse]
     """RecordIntents records calls before inference and decides, in the same transaction, what each
@@ -29,42 +34,34 @@ class LedgerServiceStub:
     ITEM_DEADLINE; a closed or unknown attempt is a refused verdict.
     """
     FindPredecessor: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.FindPredecessorRequest, _ledger_service_pb2.FindPredecessorResponse]
-    """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
-    Reasons: ATTEMPT_NOT_FOUND.
-    """
+    """FindPredecessor gives RecordIntents' verdict of now, and records nothing. Reasons: ATTEMPT_NOT_FOUND."""
     GetCall: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.GetCallRequest, _ledger_service_pb2.GetCallResponse]
-    """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
-    Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
-    """
+    """GetCall reads all that the ledger has of one call. Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND."""
     CommitCalls: _aio.StreamStreamMultiCallable[_ledger_service_pb2.CommitCallsRequest, _ledger_service_pb2.CommitCallsResponse]
-    """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
-    their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
-    CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
-    ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
+    """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals.
+    The first row of a call stands: the same again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH,
+    COORDINATES_MISMATCH (failure row written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED.
     """
     CloseAdmissions: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.CloseAdmissionsRequest, _ledger_service_pb2.CloseAdmissionsResponse]
     """CloseAdmissions ends new calls of an attempt. Repeat safe. Reasons: ATTEMPT_NOT_FOUND."""
     AwaitSettled: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.AwaitSettledRequest, _ledger_service_pb2.AwaitSettledResponse]
-    """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when
-    wait_ms has passed; the answer says which. An open attempt that settled may get more calls: close
-    it first. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+    """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when wait_ms
+    has passed. Close the attempt first: an open one may get more. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
     """
     SealAttempt: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.SealAttemptRequest, _ledger_service_pb2.SealAttemptResponse]
-    """SealAttempt fixes epoch, revision and pending calls of an attempt in one transaction; nothing is
-    accepted after it. A repeat gets the same answer. Reasons: ATTEMPT_NOT_FOUND.
+    """SealAttempt fixes epoch, revision and pending calls of an attempt; nothing is accepted after it. A
+    repeat gets the same answer. Reasons: ATTEMPT_NOT_FOUND.
     """
     GetManifest: _aio.UnaryStreamMultiCallable[_ledger_service_pb2.GetManifestRequest, _ledger_service_pb2.GetManifestResponse]
     """GetManifest reads an attempt and its rows in order, in pages of at most 1 MiB. The first message
     shows the attempt. Reasons: ATTEMPT_NOT_FOUND, STORE_CORRUPT.
     """
     HasRows: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.HasRowsRequest, _ledger_service_pb2.HasRowsResponse]
-    """HasRows says whether an attempt has committed or failed rows; intents do not count. An attempt
-    that was never opened has none.
-    """
+    """HasRows says whether an attempt has committed, restored or failed rows; intents do not count."""
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued
-    whom, what committed, what failed. Every write answers when a power cut cannot undo it.
+    """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
+    what committed, what failed. Every write answers when a power cut cannot undo it.
     """
 
     @_abc_1.abstractmethod
@@ -74,7 +71,17 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_ledger_service_pb2.OpenAttemptRequest, _abc.Awaitable[_ledger_service_pb2.OpenAttemptResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.OpenAttemptResponse]:
         """OpenAttempt opens the next attempt of a rollout and seals the one before, in one transaction. A
-        repeat with the same request_id gets the first answer. Reasons: STORE_FULL.
+        repeat with the same request_id gets the first answer. Reasons: RESTORE_REFUSED, STORE_FULL.
+        """
+
+    @_abc_1.abstractmethod
+    def RestoreAttempt(
+        self,
+        request: _restore_attempt_pb2.RestoreAttemptRequest,
+        context: _aio.ServicerContext[_restore_attempt_pb2.RestoreAttemptRequest, _abc.Awaitable[_restore_attempt_pb2.RestoreAttemptResponse]],
+    ) -> _abc.Awaitable[_restore_attempt_pb2.RestoreAttemptResponse]:
+        """RestoreAttempt does what AdmissionService.RestoreAttempt says. Reasons: RESTORE_REFUSED,
+        ATTEMPT_NOT_FOUND, STORE_FULL, STORE_CORRUPT.
         """
 
     @_abc_1.abstractmethod
@@ -95,9 +102,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.FindPredecessorRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.FindPredecessorRequest, _abc.Awaitable[_ledger_service_pb2.FindPredecessorResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.FindPredecessorResponse]:
-        """FindPredecessor gives the verdict that RecordIntents would give now, and records nothing.
-        Reasons: ATTEMPT_NOT_FOUND.
-        """
+        """FindPredecessor gives RecordIntents' verdict of now, and records nothing. Reasons: ATTEMPT_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def GetCall(
@@ -105,9 +110,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.GetCallRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.GetCallRequest, _abc.Awaitable[_ledger_service_pb2.GetCallResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.GetCallResponse]:
-        """GetCall reads all that the ledger has of one call: its verdict, its record and its failures.
-        Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND.
-        """
+        """GetCall reads all that the ledger has of one call. Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def CommitCalls(
@@ -115,10 +118,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest], _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]],
     ) -> _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]:
-        """CommitCalls appends rows: records of staged calls, which can then be parents, failures, which poison
-        their attempt, and withdrawals. The first row of a call stands: the same again is a no-op. Reasons:
-        CALL_NOT_ADMITTED, CALL_MISMATCH, COORDINATES_MISMATCH (a failure row was written),
-        ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED, ITEM_DEADLINE.
+        """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals.
+        The first row of a call stands: the same again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH,
+        COORDINATES_MISMATCH (failure row written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED.
         """
 
     @_abc_1.abstractmethod
@@ -135,9 +137,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.AwaitSettledRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.AwaitSettledRequest, _abc.Awaitable[_ledger_service_pb2.AwaitSettledResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.AwaitSettledResponse]:
-        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when
-        wait_ms has passed; the answer says which. An open attempt that settled may get more calls: close
-        it first. It changes nothing. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when wait_ms
+        has passed. Close the attempt first: an open one may get more. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
         """
 
     @_abc_1.abstractmethod
@@ -146,8 +147,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.SealAttemptRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.SealAttemptRequest, _abc.Awaitable[_ledger_service_pb2.SealAttemptResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.SealAttemptResponse]:
-        """SealAttempt fixes epoch, revision and pending calls of an attempt in one transaction; nothing is
-        accepted after it. A repeat gets the same answer. Reasons: ATTEMPT_NOT_FOUND.
+        """SealAttempt fixes epoch, revision and pending calls of an attempt; nothing is accepted after it. A
+        repeat gets the same answer. Reasons: ATTEMPT_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -166,8 +167,6 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.HasRowsRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.HasRowsRequest, _abc.Awaitable[_ledger_service_pb2.HasRowsResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.HasRowsResponse]:
-        """HasRows says whether an attempt has committed or failed rows; intents do not count. An attempt
-        that was never opened has none.
-        """
+        """HasRows says whether an attempt has committed, restored or failed rows; intents do not count."""
 
 def add_LedgerServiceServicer_to_server(servicer: LedgerServiceServicer, server: _aio.Server) -> None: ...

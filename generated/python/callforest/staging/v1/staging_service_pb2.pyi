@@ -107,7 +107,9 @@ class PrefixQuery(_message.Message):
     """call_id names the last call of the sequence."""
     @_builtins.property
     def held_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """held_call_ids are calls whose whole sequences the caller holds; the walk ends at the first of them."""
+        """held_call_ids are calls of capture_key whose whole sequences the caller holds; the walk ends at the
+        first of them. Calls of earlier attempts are never compared with them.
+        """
 
     def __init__(
         self,

@@ -84,7 +84,8 @@ class StagingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchPrefix(self, request_iterator, context):
-        """FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
+        """FetchPrefix reads the deltas from a root to a call, less what the caller holds. The walk goes on in an
+        earlier attempt where a call says that its parent is staged there. Reasons:
         CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -25,7 +25,8 @@ class StagingServiceStub:
     ITEM_DEADLINE.
     """
     FetchPrefix: _aio.StreamStreamMultiCallable[_staging_service_pb2.FetchPrefixRequest, _staging_service_pb2.FetchPrefixResponse]
-    """FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
+    """FetchPrefix reads the deltas from a root to a call, less what the caller holds. The walk goes on in an
+    earlier attempt where a call says that its parent is staged there. Reasons:
     CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_staging_service_pb2.FetchRequest, _staging_service_pb2.FetchResponse]
@@ -64,7 +65,8 @@ class StagingServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_staging_service_pb2.FetchPrefixRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_staging_service_pb2.FetchPrefixRequest], _abc.AsyncIterator[_staging_service_pb2.FetchPrefixResponse]],
     ) -> _abc.AsyncIterator[_staging_service_pb2.FetchPrefixResponse]:
-        """FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
+        """FetchPrefix reads the deltas from a root to a call, less what the caller holds. The walk goes on in an
+        earlier attempt where a call says that its parent is staged there. Reasons:
         CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
         """
 

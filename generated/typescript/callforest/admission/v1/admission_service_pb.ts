@@ -13,6 +13,8 @@ import type { FrameBegin, FrameChunk, FrameEnd } from "../../capture/v1/frame_pb
 import { file_callforest_capture_v1_frame } from "../../capture/v1/frame_pb.js";
 import type { ItemCancel, ItemContext } from "../../capture/v1/item_pb.js";
 import { file_callforest_capture_v1_item } from "../../capture/v1/item_pb.js";
+import type { RestorePoint } from "../../capture/v1/restore_point_pb.js";
+import { file_callforest_capture_v1_restore_point } from "../../capture/v1/restore_point_pb.js";
 import type { Status } from "../../../google/rpc/status_pb.js";
 import { file_google_rpc_status } from "../../../google/rpc/status_pb.js";
 import type { Message } from "@bufbuild/protobuf";
@@ -21,7 +23,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/admission/v1/admission_service.proto.
  */
 export const file_callforest_admission_v1_admission_service: GenFile = /*@__PURE__*/
-  fileDesc("Ci9jYWxsZm9yZXN0L2FkbWlzc2lvbi92MS9hZG1pc3Npb25fc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5hZG1pc3Npb24udjEiyQIKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQStAEKCnJvbGxvdXRfaWQYAiABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQESMAoEbW9kZRgEIAEoDjIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlTW9kZSJGChNPcGVuQXR0ZW1wdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdCJ5Cg5NZWFzdXJlUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSOQoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRCBrpIA8gBASJCCg9NZWFzdXJlUmVzcG9uc2USLwoHdmVyZGljdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5WZXJkaWN0IngKE0Nsb3NlQXR0ZW1wdFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiRwoUQ2xvc2VBdHRlbXB0UmVzcG9uc2USLwoHYXR0ZW1wdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5BdHRlbXB0IlgKEUFkbWl0Q2FsbHNSZXF1ZXN0EkMKBWl0ZW1zGAEgAygLMicuY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQWRtaXRDYWxsc0l0ZW1CC7pICJIBBQgBEIACIt4CCg5BZG1pdENhbGxzSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMwoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiUAoSQWRtaXRDYWxsc1Jlc3BvbnNlEjoKB3Jlc3VsdHMYASADKAsyKS5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5BZG1pdENhbGxzUmVzdWx0Ip8CChBBZG1pdENhbGxzUmVzdWx0EhAKCHNlcXVlbmNlGAEgASgEEjEKB3ZlcmRpY3QYAiABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUyxgMKEEFkbWlzc2lvblNlcnZpY2USbQoLT3BlbkF0dGVtcHQSKy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5PcGVuQXR0ZW1wdFJlcXVlc3QaLC5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5PcGVuQXR0ZW1wdFJlc3BvbnNlIgOQAgISbgoKQWRtaXRDYWxscxIqLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkFkbWl0Q2FsbHNSZXF1ZXN0GisuY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQWRtaXRDYWxsc1Jlc3BvbnNlIgOQAgIoATABEmEKB01lYXN1cmUSJy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5NZWFzdXJlUmVxdWVzdBooLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLk1lYXN1cmVSZXNwb25zZSIDkAIBEnAKDENsb3NlQXR0ZW1wdBIsLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkNsb3NlQXR0ZW1wdFJlcXVlc3QaLS5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5DbG9zZUF0dGVtcHRSZXNwb25zZSIDkAICYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_google_rpc_status]);
+  fileDesc("Ci9jYWxsZm9yZXN0L2FkbWlzc2lvbi92MS9hZG1pc3Npb25fc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5hZG1pc3Npb24udjEiyQIKEk9wZW5BdHRlbXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQStAEKCnJvbGxvdXRfaWQYAiABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSHAoKcmVxdWVzdF9pZBgDIAEoCUIIukgFcgOwAQESMAoEbW9kZRgEIAEoDjIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlTW9kZSJGChNPcGVuQXR0ZW1wdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdCLWAgoVUmVzdG9yZUF0dGVtcHRSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBK0AQoKcm9sbG91dF9pZBgCIAEoCUKfAbpImwG6AX4KGXJvbGxvdXRfaWQubm90X2FuX2F0dGVtcHQSRW11c3Qgbm90IGVuZCBpbiAtYSBhbmQgYSBudW1iZXI6IHRoYXQgaXMgaG93IGxhdGVyIGF0dGVtcHRzIGFyZSBuYW1lZBoaIXRoaXMubWF0Y2hlcygnLWFbMC05XSskJylyGBABGHAyEl5bQS1aYS16MC05Ll9+LV0rJBIcCgpyZXF1ZXN0X2lkGAMgASgJQgi6SAVyA7ABARI6CgVwb2ludBgEIAEoCzIjLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5SZXN0b3JlUG9pbnRCBrpIA8gBASJJChZSZXN0b3JlQXR0ZW1wdFJlc3BvbnNlEi8KB2F0dGVtcHQYASABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQXR0ZW1wdCJ5Cg5NZWFzdXJlUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSOQoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRCBrpIA8gBASJCCg9NZWFzdXJlUmVzcG9uc2USLwoHdmVyZGljdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5WZXJkaWN0IngKE0Nsb3NlQXR0ZW1wdFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjMKC2NhcHR1cmVfa2V5GAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQiRwoUQ2xvc2VBdHRlbXB0UmVzcG9uc2USLwoHYXR0ZW1wdBgBIAEoCzIeLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5BdHRlbXB0IlgKEUFkbWl0Q2FsbHNSZXF1ZXN0EkMKBWl0ZW1zGAEgAygLMicuY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQWRtaXRDYWxsc0l0ZW1CC7pICJIBBQgBEIACIt4CCg5BZG1pdENhbGxzSXRlbRI7Cgdjb250ZXh0GAEgASgLMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkl0ZW1Db250ZXh0Qga6SAPIAQESMwoGaW50ZW50GAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxJbnRlbnRIABIzCgZjYW5jZWwYAyABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuSXRlbUNhbmNlbEgAEjIKBWJlZ2luGAQgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCDQoEYm9keRIFukgCCAEiUAoSQWRtaXRDYWxsc1Jlc3BvbnNlEjoKB3Jlc3VsdHMYASADKAsyKS5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5BZG1pdENhbGxzUmVzdWx0Ip8CChBBZG1pdENhbGxzUmVzdWx0EhAKCHNlcXVlbmNlGAEgASgEEjEKB3ZlcmRpY3QYAiABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdEgAEiMKBWVycm9yGAMgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXNIABIyCgViZWdpbhgEIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUJlZ2luSAASMgoFY2h1bmsYBSABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVDaHVua0gAEi4KA2VuZBgGIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUVuZEgAQgkKB291dGNvbWUyvgQKEEFkbWlzc2lvblNlcnZpY2USbQoLT3BlbkF0dGVtcHQSKy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5PcGVuQXR0ZW1wdFJlcXVlc3QaLC5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5PcGVuQXR0ZW1wdFJlc3BvbnNlIgOQAgISdgoOUmVzdG9yZUF0dGVtcHQSLi5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5SZXN0b3JlQXR0ZW1wdFJlcXVlc3QaLy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5SZXN0b3JlQXR0ZW1wdFJlc3BvbnNlIgOQAgISbgoKQWRtaXRDYWxscxIqLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkFkbWl0Q2FsbHNSZXF1ZXN0GisuY2FsbGZvcmVzdC5hZG1pc3Npb24udjEuQWRtaXRDYWxsc1Jlc3BvbnNlIgOQAgIoATABEmEKB01lYXN1cmUSJy5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5NZWFzdXJlUmVxdWVzdBooLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLk1lYXN1cmVSZXNwb25zZSIDkAIBEnAKDENsb3NlQXR0ZW1wdBIsLmNhbGxmb3Jlc3QuYWRtaXNzaW9uLnYxLkNsb3NlQXR0ZW1wdFJlcXVlc3QaLS5jYWxsZm9yZXN0LmFkbWlzc2lvbi52MS5DbG9zZUF0dGVtcHRSZXNwb25zZSIDkAICYgZwcm90bzM", [file_buf_validate_validate, file_callforest_capture_v1_attempt, file_callforest_capture_v1_capture_admission, file_callforest_capture_v1_frame, file_callforest_capture_v1_item, file_callforest_capture_v1_restore_point, file_google_rpc_status]);
 
 /**
  * OpenAttemptRequest asks for the next attempt of a rollout.
@@ -88,6 +90,69 @@ export const OpenAttemptResponseSchema: GenMessage<OpenAttemptResponse> = /*@__P
   messageDesc(file_callforest_admission_v1_admission_service, 1);
 
 /**
+ * RestoreAttemptRequest asks for the next attempt of a rollout, with calls of the one before.
+ *
+ * @generated from message callforest.admission.v1.RestoreAttemptRequest
+ */
+export type RestoreAttemptRequest = Message<"callforest.admission.v1.RestoreAttemptRequest"> & {
+  /**
+   * tenant owns the rollout.
+   *
+   * @generated from field: string tenant = 1;
+   */
+  tenant: string;
+
+  /**
+   * rollout_id names the logical rollout.
+   *
+   * @generated from field: string rollout_id = 2;
+   */
+  rolloutId: string;
+
+  /**
+   * request_id is chosen by the caller, a UUID, and belongs to one start of the harness.
+   *
+   * @generated from field: string request_id = 3;
+   */
+  requestId: string;
+
+  /**
+   * point names the attempt before and the calls that are taken over.
+   *
+   * @generated from field: callforest.capture.v1.RestorePoint point = 4;
+   */
+  point?: RestorePoint | undefined;
+};
+
+/**
+ * Describes the message callforest.admission.v1.RestoreAttemptRequest.
+ * Use `create(RestoreAttemptRequestSchema)` to create a new message.
+ */
+export const RestoreAttemptRequestSchema: GenMessage<RestoreAttemptRequest> = /*@__PURE__*/
+  messageDesc(file_callforest_admission_v1_admission_service, 2);
+
+/**
+ * RestoreAttemptResponse names the opened attempt.
+ *
+ * @generated from message callforest.admission.v1.RestoreAttemptResponse
+ */
+export type RestoreAttemptResponse = Message<"callforest.admission.v1.RestoreAttemptResponse"> & {
+  /**
+   * attempt is the opened attempt, with restored_from and restored_count.
+   *
+   * @generated from field: callforest.capture.v1.Attempt attempt = 1;
+   */
+  attempt?: Attempt | undefined;
+};
+
+/**
+ * Describes the message callforest.admission.v1.RestoreAttemptResponse.
+ * Use `create(RestoreAttemptResponseSchema)` to create a new message.
+ */
+export const RestoreAttemptResponseSchema: GenMessage<RestoreAttemptResponse> = /*@__PURE__*/
+  messageDesc(file_callforest_admission_v1_admission_service, 3);
+
+/**
  * MeasureRequest is a call that will not be made.
  *
  * @generated from message callforest.admission.v1.MeasureRequest
@@ -113,7 +178,7 @@ export type MeasureRequest = Message<"callforest.admission.v1.MeasureRequest"> &
  * Use `create(MeasureRequestSchema)` to create a new message.
  */
 export const MeasureRequestSchema: GenMessage<MeasureRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 2);
+  messageDesc(file_callforest_admission_v1_admission_service, 4);
 
 /**
  * MeasureResponse is the verdict of now.
@@ -134,7 +199,7 @@ export type MeasureResponse = Message<"callforest.admission.v1.MeasureResponse">
  * Use `create(MeasureResponseSchema)` to create a new message.
  */
 export const MeasureResponseSchema: GenMessage<MeasureResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 3);
+  messageDesc(file_callforest_admission_v1_admission_service, 5);
 
 /**
  * CloseAttemptRequest names the attempt to close.
@@ -162,7 +227,7 @@ export type CloseAttemptRequest = Message<"callforest.admission.v1.CloseAttemptR
  * Use `create(CloseAttemptRequestSchema)` to create a new message.
  */
 export const CloseAttemptRequestSchema: GenMessage<CloseAttemptRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 4);
+  messageDesc(file_callforest_admission_v1_admission_service, 6);
 
 /**
  * CloseAttemptResponse shows the closed attempt.
@@ -183,7 +248,7 @@ export type CloseAttemptResponse = Message<"callforest.admission.v1.CloseAttempt
  * Use `create(CloseAttemptResponseSchema)` to create a new message.
  */
 export const CloseAttemptResponseSchema: GenMessage<CloseAttemptResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 5);
+  messageDesc(file_callforest_admission_v1_admission_service, 7);
 
 /**
  * AdmitCallsRequest carries many items; each is answered by one result, in any order.
@@ -204,7 +269,7 @@ export type AdmitCallsRequest = Message<"callforest.admission.v1.AdmitCallsReque
  * Use `create(AdmitCallsRequestSchema)` to create a new message.
  */
 export const AdmitCallsRequestSchema: GenMessage<AdmitCallsRequest> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 6);
+  messageDesc(file_callforest_admission_v1_admission_service, 8);
 
 /**
  * AdmitCallsItem is one item, or one frame of a large one.
@@ -272,7 +337,7 @@ export type AdmitCallsItem = Message<"callforest.admission.v1.AdmitCallsItem"> &
  * Use `create(AdmitCallsItemSchema)` to create a new message.
  */
 export const AdmitCallsItemSchema: GenMessage<AdmitCallsItem> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 7);
+  messageDesc(file_callforest_admission_v1_admission_service, 9);
 
 /**
  * AdmitCallsResponse carries the results that were ready together.
@@ -293,7 +358,7 @@ export type AdmitCallsResponse = Message<"callforest.admission.v1.AdmitCallsResp
  * Use `create(AdmitCallsResponseSchema)` to create a new message.
  */
 export const AdmitCallsResponseSchema: GenMessage<AdmitCallsResponse> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 8);
+  messageDesc(file_callforest_admission_v1_admission_service, 10);
 
 /**
  * AdmitCallsResult is the result of one item, or one frame of a large one.
@@ -361,7 +426,7 @@ export type AdmitCallsResult = Message<"callforest.admission.v1.AdmitCallsResult
  * Use `create(AdmitCallsResultSchema)` to create a new message.
  */
 export const AdmitCallsResultSchema: GenMessage<AdmitCallsResult> = /*@__PURE__*/
-  messageDesc(file_callforest_admission_v1_admission_service, 9);
+  messageDesc(file_callforest_admission_v1_admission_service, 11);
 
 /**
  * AdmissionService is where attempts begin and calls are judged. It keeps no state.
@@ -372,7 +437,8 @@ export const AdmissionService: GenService<{
   /**
    * OpenAttempt opens the next attempt of a rollout and seals the one before. It answers when that is
    * durable. A repeat with the same request_id gets the first answer. Costs one durable transaction of
-   * the ledger. Reasons: MODE_MISMATCH, PEER_UNAVAILABLE, STORE_FULL.
+   * the ledger. Reasons: MODE_MISMATCH, RESTORE_REFUSED (the request_id restored one), PEER_UNAVAILABLE,
+   * STORE_FULL.
    *
    * @generated from rpc callforest.admission.v1.AdmissionService.OpenAttempt
    */
@@ -380,6 +446,21 @@ export const AdmissionService: GenService<{
     methodKind: "unary";
     input: typeof OpenAttemptRequestSchema;
     output: typeof OpenAttemptResponseSchema;
+  },
+  /**
+   * RestoreAttempt opens the next attempt of a rollout with the calls that a restore point names, in the
+   * mode of the attempt before, and seals that one; both or neither. It answers when that is durable. A
+   * repeat with the same request_id gets the first answer until the new attempt is used. Costs one durable
+   * transaction, for which the ledger's other writers wait about 80 us for each restored call, of which there
+   * are at most 2,048. A release that cannot restore answers UNIMPLEMENTED and has sealed nothing.
+   * Reasons: RESTORE_REFUSED, ATTEMPT_NOT_FOUND, PEER_UNAVAILABLE, STORE_FULL, STORE_CORRUPT.
+   *
+   * @generated from rpc callforest.admission.v1.AdmissionService.RestoreAttempt
+   */
+  restoreAttempt: {
+    methodKind: "unary";
+    input: typeof RestoreAttemptRequestSchema;
+    output: typeof RestoreAttemptResponseSchema;
   },
   /**
    * AdmitCalls judges calls before inference and announces them in the ledger. A result comes when the

@@ -11,7 +11,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/capture/v1/commit_coords.proto.
  */
 export const file_callforest_capture_v1_commit_coords: GenFile = /*@__PURE__*/
-  fileDesc("CiljYWxsZm9yZXN0L2NhcHR1cmUvdjEvY29tbWl0X2Nvb3Jkcy5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIqQECgxDb21taXRDb29yZHMSMwoLY2FwdHVyZV9rZXkYASABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIvCgdjYWxsX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSJwoOcGFyZW50X2NhbGxfaWQYAyABKAlCCrpIB3IFEAEYgAFIAIgBARIlChBwcmV2X3Rva2VuX2NvdW50GAQgASgEQgu6SAgyBhj/////DxIoChFkZWx0YV90b2tlbl9jb3VudBgFIAEoBEINukgKMggY/////w8oARIWCg53ZWlnaHRfdmVyc2lvbhgGIAEoBBIXCgZkaWdlc3QYByABKAxCB7pIBHoCaCASHgoNZXh0cmFzX2RpZ2VzdBgIIAEoDEIHukgEegJoIBIbCgpjaGFpbl9oYXNoGAkgASgMQge6SAR6AmggEiAKD2N1bXVsYXRpdmVfaGFzaBgKIAEoDEIHukgEegJoIDqQAbpIjAEaiQEKFGNvbW1pdF9jb29yZHMucGFyZW50EjdhIHJvb3QgaGFzIG5vIGluaGVyaXRlZCB0b2tlbnMsIGEgY29udGludWF0aW9uIGhhcyBzb21lGjhoYXModGhpcy5wYXJlbnRfY2FsbF9pZCkgPT0gKHRoaXMucHJldl90b2tlbl9jb3VudCA+IDB1KUIRCg9fcGFyZW50X2NhbGxfaWRiBnByb3RvMw", [file_buf_validate_validate]);
+  fileDesc("CiljYWxsZm9yZXN0L2NhcHR1cmUvdjEvY29tbWl0X2Nvb3Jkcy5wcm90bxIVY2FsbGZvcmVzdC5jYXB0dXJlLnYxIuQECgxDb21taXRDb29yZHMSMwoLY2FwdHVyZV9rZXkYASABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBIvCgdjYWxsX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQSJwoOcGFyZW50X2NhbGxfaWQYAyABKAlCCrpIB3IFEAEYgAFIAIgBARIlChBwcmV2X3Rva2VuX2NvdW50GAQgASgEQgu6SAgyBhj/////DxIoChFkZWx0YV90b2tlbl9jb3VudBgFIAEoBEINukgKMggY/////w8oARIWCg53ZWlnaHRfdmVyc2lvbhgGIAEoBBIXCgZkaWdlc3QYByABKAxCB7pIBHoCaCASHgoNZXh0cmFzX2RpZ2VzdBgIIAEoDEIHukgEegJoIBIbCgpjaGFpbl9oYXNoGAkgASgMQge6SAR6AmggEiAKD2N1bXVsYXRpdmVfaGFzaBgKIAEoDEIHukgEegJoIBI+ChJwYXJlbnRfY2FwdHVyZV9rZXkYCyABKAlCIrpIH3IdGIABMhheW0EtWmEtejAtOS5ffi1dezAsMTI4fSQ6kAG6SIwBGokBChRjb21taXRfY29vcmRzLnBhcmVudBI3YSByb290IGhhcyBubyBpbmhlcml0ZWQgdG9rZW5zLCBhIGNvbnRpbnVhdGlvbiBoYXMgc29tZRo4aGFzKHRoaXMucGFyZW50X2NhbGxfaWQpID09ICh0aGlzLnByZXZfdG9rZW5fY291bnQgPiAwdSlCEQoPX3BhcmVudF9jYWxsX2lkYgZwcm90bzM", [file_buf_validate_validate]);
 
 /**
  * CommitCoords prove that a call is staged: they exist only after its bytes survive a power cut, and
@@ -90,6 +90,14 @@ export type CommitCoords = Message<"callforest.capture.v1.CommitCoords"> & {
    * @generated from field: bytes cumulative_hash = 10;
    */
   cumulativeHash: Uint8Array;
+
+  /**
+   * parent_capture_key names the attempt under which the parent is staged whenever that is not capture_key,
+   * of this message; empty otherwise, and for a root.
+   *
+   * @generated from field: string parent_capture_key = 11;
+   */
+  parentCaptureKey: string;
 };
 
 /**

@@ -18,7 +18,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/ledger/v1/ledger_event.proto.
  */
 export const file_callforest_ledger_v1_ledger_event: GenFile = /*@__PURE__*/
-  fileDesc("CidjYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfZXZlbnQucHJvdG8SFGNhbGxmb3Jlc3QubGVkZ2VyLnYxIrIDCgtMZWRnZXJFdmVudBI9Cg5hdHRlbXB0X29wZW5lZBgBIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRPcGVuZWRIABI2CgZpbnRlbnQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5JbnRlbnRSZWNvcmRlZEgAEjMKBnJlY29yZBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgEIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAEkMKEWFkbWlzc2lvbnNfY2xvc2VkGAUgASgLMiYuY2FsbGZvcmVzdC5sZWRnZXIudjEuQWRtaXNzaW9uc0Nsb3NlZEgAEjUKBnNlYWxlZBgGIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRTZWFsZWRIABI7Cgp3aXRoZHJhd2FsGAcgASgLMiUuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxXaXRoZHJhd2FsSABCBwoFZXZlbnQitQEKDUF0dGVtcHRPcGVuZWQSDgoGdGVuYW50GAEgASgJEhIKCnJvbGxvdXRfaWQYAiABKAkSFgoOYXR0ZW1wdF9udW1iZXIYAyABKA0SEwoLY2FwdHVyZV9rZXkYBCABKAkSDQoFZXBvY2gYBSABKAQSEgoKcmVxdWVzdF9pZBgGIAEoCRIwCgRtb2RlGAcgASgOMiIuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhcHR1cmVNb2RlIscBCg5JbnRlbnRSZWNvcmRlZBIPCgdjYWxsX2lkGAEgASgJEhMKC2JvZHlfZGlnZXN0GAIgASgMEi4KCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KB3ZlcmRpY3QYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdBIcChRjb25maWd1cmF0aW9uX2RpZ2VzdBgFIAEoDBIQCghpc19rZXllZBgGIAEoCCISChBBZG1pc3Npb25zQ2xvc2VkIkoKDUF0dGVtcHRTZWFsZWQSDQoFZXBvY2gYASABKAQSEAoIcmV2aXNpb24YAiABKAQSGAoQcGVuZGluZ19jYWxsX2lkcxgDIAMoCWIGcHJvdG8z", [file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
+  fileDesc("CidjYWxsZm9yZXN0L2xlZGdlci92MS9sZWRnZXJfZXZlbnQucHJvdG8SFGNhbGxmb3Jlc3QubGVkZ2VyLnYxIukDCgtMZWRnZXJFdmVudBI9Cg5hdHRlbXB0X29wZW5lZBgBIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRPcGVuZWRIABI2CgZpbnRlbnQYAiABKAsyJC5jYWxsZm9yZXN0LmxlZGdlci52MS5JbnRlbnRSZWNvcmRlZEgAEjMKBnJlY29yZBgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsUmVjb3JkSAASNQoHZmFpbHVyZRgEIAEoCzIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYWxsRmFpbHVyZUgAEkMKEWFkbWlzc2lvbnNfY2xvc2VkGAUgASgLMiYuY2FsbGZvcmVzdC5sZWRnZXIudjEuQWRtaXNzaW9uc0Nsb3NlZEgAEjUKBnNlYWxlZBgGIAEoCzIjLmNhbGxmb3Jlc3QubGVkZ2VyLnYxLkF0dGVtcHRTZWFsZWRIABI7Cgp3aXRoZHJhd2FsGAcgASgLMiUuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkNhbGxXaXRoZHJhd2FsSAASNQoIcmVzdG9yZWQYCCABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuQ2FsbFJlY29yZEgAQgcKBWV2ZW50IpoCCg1BdHRlbXB0T3BlbmVkEg4KBnRlbmFudBgBIAEoCRISCgpyb2xsb3V0X2lkGAIgASgJEhYKDmF0dGVtcHRfbnVtYmVyGAMgASgNEhMKC2NhcHR1cmVfa2V5GAQgASgJEg0KBWVwb2NoGAUgASgEEhIKCnJlcXVlc3RfaWQYBiABKAkSMAoEbW9kZRgHIAEoDjIiLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5DYXB0dXJlTW9kZRIVCg1yZXN0b3JlZF9mcm9tGAggASgJEhYKDnJlc3RvcmVkX2NvdW50GAkgASgNEhYKDnJlc3RvcmVfZGlnZXN0GAogASgMEhwKFGNvbmZpZ3VyYXRpb25fZGlnZXN0GAsgASgMIscBCg5JbnRlbnRSZWNvcmRlZBIPCgdjYWxsX2lkGAEgASgJEhMKC2JvZHlfZGlnZXN0GAIgASgMEi4KCmFkbWl0X3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KB3ZlcmRpY3QYBCABKAsyHi5jYWxsZm9yZXN0LmNhcHR1cmUudjEuVmVyZGljdBIcChRjb25maWd1cmF0aW9uX2RpZ2VzdBgFIAEoDBIQCghpc19rZXllZBgGIAEoCCISChBBZG1pc3Npb25zQ2xvc2VkIkoKDUF0dGVtcHRTZWFsZWQSDQoFZXBvY2gYASABKAQSEAoIcmV2aXNpb24YAiABKAQSGAoQcGVuZGluZ19jYWxsX2lkcxgDIAMoCWIGcHJvdG8z", [file_callforest_capture_v1_attempt, file_callforest_capture_v1_call_record, file_callforest_capture_v1_capture_admission, file_google_protobuf_timestamp]);
 
 /**
  * LedgerEvent is one entry of an attempt's log: what the ledger stores, and all that it stores. The
@@ -90,6 +90,15 @@ export type LedgerEvent = Message<"callforest.ledger.v1.LedgerEvent"> & {
      */
     value: CallWithdrawal;
     case: "withdrawal";
+  } | {
+    /**
+     * restored: a committed call of an earlier attempt, which can be a parent here. These events follow
+     * attempt_opened, as many as it says, each behind what it continues; there are none elsewhere.
+     *
+     * @generated from field: callforest.capture.v1.CallRecord restored = 8;
+     */
+    value: CallRecord;
+    case: "restored";
   } | { case: undefined; value?: undefined };
 };
 
@@ -154,6 +163,35 @@ export type AttemptOpened = Message<"callforest.ledger.v1.AttemptOpened"> & {
    * @generated from field: callforest.capture.v1.CaptureMode mode = 7;
    */
   mode: CaptureMode;
+
+  /**
+   * restored_from names the attempt that was restored; empty when none was.
+   *
+   * @generated from field: string restored_from = 8;
+   */
+  restoredFrom: string;
+
+  /**
+   * restored_count is the number of restored events that follow.
+   *
+   * @generated from field: uint32 restored_count = 9;
+   */
+  restoredCount: number;
+
+  /**
+   * restore_digest is the SHA-256 of the restore point (docs/protocol.md, section "Restored attempts"); a
+   * repeat must bring the same. Empty when none was restored.
+   *
+   * @generated from field: bytes restore_digest = 10;
+   */
+  restoreDigest: Uint8Array;
+
+  /**
+   * configuration_digest is what the restored attempt was bound to; empty when it was not, or none was.
+   *
+   * @generated from field: bytes configuration_digest = 11;
+   */
+  configurationDigest: Uint8Array;
 };
 
 /**

@@ -113,7 +113,8 @@ export type PrefixQuery = Message<"callforest.staging.v1.PrefixQuery"> & {
   callId: string;
 
   /**
-   * held_call_ids are calls whose whole sequences the caller holds; the walk ends at the first of them.
+   * held_call_ids are calls of capture_key whose whole sequences the caller holds; the walk ends at the
+   * first of them. Calls of earlier attempts are never compared with them.
    *
    * @generated from field: repeated string held_call_ids = 3;
    */
@@ -824,7 +825,8 @@ export const StagingService: GenService<{
     output: typeof StageResponseSchema;
   },
   /**
-   * FetchPrefix reads the deltas from a root to a call, less what the caller holds. Reasons:
+   * FetchPrefix reads the deltas from a root to a call, less what the caller holds. The walk goes on in an
+   * earlier attempt where a call says that its parent is staged there. Reasons:
    * CALL_NOT_FOUND, PREFIX_BROKEN, STORE_CORRUPT, OVERLOADED, ITEM_DEADLINE.
    *
    * @generated from rpc callforest.staging.v1.StagingService.FetchPrefix
