@@ -305,28 +305,37 @@ def _check_chain_hash(record: CallRecord, parent: bytes | None, encoded: Encoded
 
 
 def _linearize(verified: _Verified, path: list[int]) -> LinearizedRow:
-    """Check the chain hashes along a path and join it."""
+    """Check a path's chain hashes and the shape of its calls, call by call, and join it."""
     manifest, columns = verified.receipt.manifest, verified.columns.encoded
+    links: list[Link] = []
     chain_hash: bytes | None = None
     for position in path:
         chain_hash = _check_chain_hash(manifest[position], chain_hash, columns[position][0])
-    return _join_path(verified, path)
+        links.append(_link(verified, position, links))
+    return _join_links(verified, path, links)
 
 
 def _join_path(verified: _Verified, path: list[int]) -> LinearizedRow:
-    """Check the shape of a path's calls and its cumulative hash, and join it."""
-    manifest, calls = verified.receipt.manifest, verified.calls
+    """Check the shape of the calls of a path whose chain hashes were checked, and join it."""
     links: list[Link] = []
-    start = 0
     for position in path:
-        record, call = manifest[position], calls[position]
-        carry_len = call.carry_len if isinstance(call, StagedCall) else _carry_len(call)
-        size = record.delta_len
-        if carry_len == size:
-            raise PathError("empty_generation", "has no sampled token", record.call_id)
-        links.append(Link(record, start, carry_len, size - carry_len))
-        start += size
-    terminal = manifest[path[-1]]
+        links.append(_link(verified, position, links))
+    return _join_links(verified, path, links)
+
+
+def _link(verified: _Verified, position: int, before: list[Link]) -> Link:
+    """Check that a call's mask is carry, then generation, and place it behind others."""
+    record, call = verified.receipt.manifest[position], verified.calls[position]
+    carry_len = call.carry_len if isinstance(call, StagedCall) else _carry_len(call)
+    if carry_len == record.delta_len:
+        raise PathError("empty_generation", "has no sampled token", record.call_id)
+    start = before[-1].end if before else 0
+    return Link(record, start, carry_len, record.delta_len - carry_len)
+
+
+def _join_links(verified: _Verified, path: list[int], links: list[Link]) -> LinearizedRow:
+    """Check a path's cumulative hash, and join it."""
+    terminal = links[-1].record
     if _covers_all(verified, path):
         pieces = [verified.columns.encoded_ids]
     else:

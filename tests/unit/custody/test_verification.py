@@ -42,9 +42,7 @@ def sealed(call: StagedCall, **changes: Any) -> StagedCall:
 
 def forged(call_id: str, **changes: Any) -> tuple[Receipt, list[StagedCall]]:
     """The branching attempt with one call changed in the store and in the ledger alike."""
-    attempt = branching()
-    attempt.calls[call_id] = sealed(attempt.calls[call_id], **changes)
-    return attempt.receipt("c4"), attempt.staged()
+    return forged_each(**{call_id: changes})
 
 
 def with_record(position: int, **changes: Any) -> tuple[Receipt, list[StagedCall]]:
@@ -178,6 +176,17 @@ def stranger() -> tuple[Receipt, list[StagedCall]]:
     return attempt.receipt("c4"), calls
 
 
+UNSAMPLED: dict[str, Any] = {"carry_len": 2, "logprobs": np.empty(0, np.float32)}
+
+
+def forged_each(**changes: dict[str, Any]) -> tuple[Receipt, list[StagedCall]]:
+    """The branching attempt with some calls changed, each digested again."""
+    attempt = branching()
+    for call_id, change in changes.items():
+        attempt.calls[call_id] = sealed(attempt.calls[call_id], **change)
+    return attempt.receipt("c4"), attempt.staged()
+
+
 def cycle() -> tuple[Receipt, list[StagedCall]]:
     """c1 claims to continue c3, which continues c1; the lengths of c1's claim fit."""
     attempt = branching()
@@ -246,6 +255,9 @@ def cycle() -> tuple[Receipt, list[StagedCall]]:
         ),
         ("empty_generation", "c3", lambda: as_exact(branching(), "c3", [0.0, -0.0])),
         ("cumulative_hash_mismatch", "c4", lambda: forged("c4", cumulative_hash=ZERO)),
+        # Of two faults of a path the one nearer its root is named, whatever their kinds are.
+        ("empty_generation", "c3", lambda: forged_each(c3=UNSAMPLED, c4={"chain_hash": ZERO})),
+        ("chain_hash_mismatch", "c1", lambda: forged_each(c1={"chain_hash": ZERO}, c3=UNSAMPLED)),
     ],
 )
 def test_every_breakage_has_its_code_and_names_its_call(
