@@ -1,8 +1,9 @@
 """The calls of an attempt as an SVG: a box a call, an edge to its parent, its loss marked.
 
 A box is as wide as its delta has tokens: the carry is grey, the generation green when the call
-trains, and hatched when it does not. Below are the rows, a strip each: green where the row owns
-the loss, hatched where a call is context there.
+trains, crossed when a finalized rollout left it out, and hatched before that. Below are the rows, a
+strip each: green where the row owns the loss, hatched where a call is context there; then the calls
+that have no tokens, and what the marks mean.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _TOKENS_WIDEST = 4096
 _CALLS_MOST = 2000
 _MARGIN = 16
 _LEGEND = 40
+_LINE = 16
+_NOTES_MOST = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +55,21 @@ def draw(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> str:
     boxes = _place(manifest)
     selected = selected_calls(receipt)
     parts = [_edge(boxes, box) for box in boxes.values()]
-    parts += [
-        _draw_box(box, trains=box.record.coords.call_id in selected) for box in boxes.values()
-    ]
+    for box in boxes.values():
+        mark = (
+            "loss" if box.record.coords.call_id in selected else "rejected" if receipt else "idle"
+        )
+        parts.append(_draw_box(box, mark))
     right = max((box.x + box.width for box in boxes.values()), default=_WIDTH_MOST)
     bottom = max((box.y + _BOX for box in boxes.values()), default=_LEGEND) + _MARGIN
     strips, strips_right, bottom = draw_rows(
         rows_of(manifest, receipt), manifest.records, left=_MARGIN, top=bottom
     )
     parts += strips
-    width, height = max(right, strips_right) + _MARGIN, bottom
+    notes = [*_without_tokens(manifest), _LEGEND_TEXT]
+    parts += [_note(text, bottom + _LINE * number) for number, text in enumerate(notes)]
+    bottom += _LINE * len(notes) + _MARGIN
+    width, height = max(right, strips_right, _WIDTH_MOST) + _MARGIN, bottom
     title = escape(f"{manifest.attempt.capture_key}: {len(boxes)} calls, {_verdict(receipt)}")
     size = f'width="{width:.0f}" height="{height:.0f}"'
     return "\n".join(
@@ -77,8 +85,13 @@ def draw(manifest: Manifest, receipt: receipt_pb2.Receipt | None) -> str:
 
 
 _NAMESPACE = "http://www.w3.org/2000/svg"
+_FILLS = {"loss": "#7fc98a", "rejected": "url(#rejected)", "idle": "url(#idle)"}
+_LEGEND_TEXT = "grey: prompt; green: trains; crossed: left out; hatched: context, or not finalized"
 _PATTERN = (
-    '<defs><pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" '
+    '<defs><pattern id="rejected" width="8" height="8" patternUnits="userSpaceOnUse">'
+    '<rect width="8" height="8" fill="#f6eaea"/>'
+    '<path d="M0 0 L8 8 M8 0 L0 8" stroke="#c79a9a" stroke-width="1"/></pattern>'
+    '</defs><defs><pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect width="6" height="6" fill="#eef3ee"/>'
     '<line x1="0" y1="0" x2="0" y2="6" stroke="#a9bfa9" stroke-width="2"/></pattern></defs>'
 )
@@ -124,11 +137,23 @@ def _edge(boxes: Mapping[str, _Box], box: _Box) -> str:
     )
 
 
-def _draw_box(box: _Box, *, trains: bool) -> str:
+def _without_tokens(manifest: Manifest) -> list[str]:
+    """Name the calls of which no tokens can be verified."""
+    failed = [f"failed {one.call_id}: {one.reason}" for one in manifest.failures]
+    pending = [f"pending {call_id}" for call_id in manifest.attempt.pending_call_ids]
+    named = [*failed, *pending]
+    more = [f"and {len(named) - _NOTES_MOST} more"] if len(named) > _NOTES_MOST else []
+    return named[:_NOTES_MOST] + more
+
+
+def _note(text: str, y: float) -> str:
+    return f'<text class="note" x="{_MARGIN}" y="{y + 12:.1f}" fill="#555">{escape(text)}</text>'
+
+
+def _draw_box(box: _Box, mark: str) -> str:
     coords, completion = box.record.coords, box.record.completion
     generated = completion.generation_token_count
     cut = box.width * (1 - generated / max(1, coords.delta_token_count))
-    fill = "#7fc98a" if trains else "url(#idle)"
     label = escape(coords.call_id[-18:])
     carried = coords.delta_token_count - generated
     detail = escape(
@@ -138,8 +163,8 @@ def _draw_box(box: _Box, *, trains: bool) -> str:
     return (
         f'<g class="call"><title>{detail}</title>'
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{cut:.1f}" height="{_BOX}" fill="#dde"/>'
-        f'<rect class="{"loss" if trains else "idle"}" x="{box.x + cut:.1f}" y="{box.y:.1f}" '
-        f'width="{box.width - cut:.1f}" height="{_BOX}" fill="{fill}"/>'
+        f'<rect class="{mark}" x="{box.x + cut:.1f}" y="{box.y:.1f}" '
+        f'width="{box.width - cut:.1f}" height="{_BOX}" fill="{_FILLS[mark]}"/>'
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{_BOX}" '
         'fill="none" stroke="black"/>'
         f'<text x="{box.x + 6:.1f}" y="{box.y + 14:.1f}">{label}</text>'

@@ -51,7 +51,7 @@ def explain(name: str, call: pb.GetCallResponse, receipt: receipt_pb2.Receipt | 
     for failure in call.failures:
         cause = f"/{failure.worker_reason}" if failure.worker_reason else ""
         lines.append(f"  failed: {failure.reason}{cause} {failure.detail}".rstrip())
-    return lines + _receipt_lines(name.rpartition("/")[2], receipt)
+    return lines + _receipt_lines(name.rpartition("/")[2], call, receipt)
 
 
 def _admitted(call: pb.GetCallResponse) -> str:
@@ -118,15 +118,26 @@ def _decision(decision: capture_admission_pb2.CaptureDecision) -> str:
     return "; ".join([text, *decision.notes])
 
 
-def _receipt_lines(call_id: str, receipt: receipt_pb2.Receipt | None) -> list[str]:
+def _receipt_lines(
+    call_id: str, call: pb.GetCallResponse, receipt: receipt_pb2.Receipt | None
+) -> list[str]:
     if receipt is None:
         return ["  selection: the rollout is not finalized"]
     found = next((one for one in receipt.calls if one.call_id == call_id), None)
     if found is None:
-        return ["  selection: the receipt does not name it"]
+        return [f"  selection: out, {_unrecorded(call)}"]
     verdict = "in" if found.selected else "out"
     reason = f", {found.reason}" if found.reason else ""
     lines = [f"  selection: {verdict}{reason}"]
     if receipt.masked:
         lines.append(f"  rollout masked: {receipt.mask_reason} {receipt.mask_detail}".rstrip())
     return lines
+
+
+def _unrecorded(call: pb.GetCallResponse) -> str:
+    """Say why a receipt does not name a call: it names those whose tokens can be verified."""
+    if call.failures:
+        return "its capture failed: no tokens of it can be verified"
+    if call.HasField("withdrawal"):
+        return "it was withdrawn: nothing was generated"
+    return "it was pending when the attempt was sealed"

@@ -72,6 +72,10 @@ def test_what_has_no_record_says_why() -> None:
         reason="worker_capture_failed", worker_reason="stage_timeout", detail="late"
     )
     assert "  failed: worker_capture_failed/stage_timeout late" in explain("r1/c", failed, None)
+    why = "  selection: out, its capture failed: no tokens of it can be verified"
+    assert explain("r1/c", failed, receipt("a"))[-1] == why
+    pending = explain("r1/c", pb.GetCallResponse(verdict=ROOT), receipt("a"))
+    assert pending[-1] == "  selection: out, it was pending when the attempt was sealed"
     withdrawn = pb.GetCallResponse(
         verdict=ROOT,
         withdrawal=attempt_pb2.CallWithdrawal(reason="REQUEST_REFUSED", detail="too long"),

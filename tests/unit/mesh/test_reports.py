@@ -96,8 +96,9 @@ def test_a_graph_has_a_box_a_call_and_an_edge_a_parent() -> None:
     classes = [one.get("class") for one in drawn.iter()]
     assert classes.count("call") == 6
     assert classes.count("loss") == 2
-    assert classes.count("idle") == 4
-    edges = [one for one in drawn.iter() if one.tag.endswith("path")]
+    assert classes.count("rejected") == 4
+    assert classes.count("note") == 1, "what the marks mean"
+    edges = [one for one in drawn.iter() if one.get("stroke") == "slategray"]
     assert len(edges) == 4
     places = [
         (one.get("x"), one.get("y"))
@@ -105,6 +106,19 @@ def test_a_graph_has_a_box_a_call_and_an_edge_a_parent() -> None:
         if one.tag.endswith("rect") and one.get("stroke") == "black"
     ]
     assert len(places) == len(set(places)) == 6 + 2, "no box or row segment hides another"
+
+
+def test_calls_without_tokens_are_named_and_marks_follow_the_receipt() -> None:
+    made = manifest(*FOREST)
+    failure = attempt_pb2.CallFailure(call_id="z<", reason="worker_capture_failed")
+    entries = (*made.entries, attempt_pb2.ManifestEntry(failure=failure))
+    made.attempt.pending_call_ids.append("p")
+    drawn = ET.fromstring(draw(type(made)(made.attempt, entries), None))
+    classes = [one.get("class") for one in drawn.iter()]
+    assert classes.count("idle") == 6
+    assert "rejected" not in classes
+    notes = [one.text for one in drawn.iter() if one.get("class") == "note"]
+    assert notes[:2] == ["failed z<: worker_capture_failed", "pending p"]
 
 
 def test_names_are_escaped() -> None:
