@@ -135,6 +135,22 @@ def note_stagings(diary: CallDiary) -> None:
     StagedCalls.put, StagedCalls.require = noted, looked_for
 
 
+def choose_by_evidence() -> None:
+    """Let a rollout without a returned history select all that is captured.
+
+    A mesh has one policy, by its configuration; so one run has both.
+    """
+    from callforest_mesh.finalizer import forest
+    from callforest_mesh.finalizer.policies import resolve_policy
+
+    choose, everything = forest.choose, resolve_policy(forest.ALL_CAPTURED)
+
+    def chosen(request, records, policy, *lost):
+        return choose(request, records, policy if request.result else everything, *lost)
+
+    forest.choose = chosen
+
+
 def serve_too_early() -> None:
     """Let responses leave the gateway before their record is durable."""
     from callforest_mesh.gateway.rows import Rows
@@ -248,6 +264,7 @@ def main() -> int:
         count_groups(Groups(gauge), Diary(directory / DIARY))
     elif name == "finalizer":
         count_calls(gauge)
+        choose_by_evidence()
     else:
         count_items(gauge)
     if name == "worker":
