@@ -16,6 +16,7 @@ from callforest_client.rollout import OpenRollout
 
 KEY_HEADER = "Idempotency-Key"
 CALL_HEADER = "x-callforest-call-id"
+CLAIM_HEADER = "x-callforest-continues"
 CONTEXT_HEADER = "x-callforest-context"
 
 
@@ -45,7 +46,7 @@ class Question:
     Attributes:
         messages: the whole conversation.
         seed: of the sampling.
-        claim: the call that the harness says it continues; "" when it says nothing. gRPC alone.
+        claim: the call that the harness says it continues; "" when it says nothing.
         sent: how many of the last messages are sent, of a delta request; 0 sends all of them.
     """
 
@@ -97,7 +98,7 @@ async def over_http(
         model="scripted",
         messages=question.messages,
         seed=question.seed,
-        extra_headers={KEY_HEADER: key},
+        extra_headers=_headers(question, key),
     )
     completion = raw.parse()
     return Said(
@@ -124,7 +125,7 @@ async def with_events(
         messages=question.messages,
         seed=question.seed,
         stream=True,
-        extra_headers={KEY_HEADER: key},
+        extra_headers=_headers(question, key),
     )
     response_id, text, finished = "", "", False
     try:
@@ -171,6 +172,10 @@ async def over_grpc(
     if served.HasField("context"):
         context = "continuation" if served.context.is_continuation else "root"
     return Said(served.call_id, completion["id"], text, served.response, context)
+
+
+def _headers(question: Question, key: str) -> dict[str, str]:
+    return {KEY_HEADER: key} | ({CLAIM_HEADER: question.claim} if question.claim else {})
 
 
 def _taken(header: str) -> str:

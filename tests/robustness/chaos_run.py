@@ -43,7 +43,7 @@ QUICK = ("gateway.keep_alive_s=0.15", "worker.scripted.latency_s=[0.05, 0.25]")
 """Settings of a load that comes by every point often."""
 FOREST = (
     "token_capture.forest_training=true",
-    "gateway.history_cache_calls=48",
+    "gateway.history_cache_calls=16",
     "gateway.repeat_grace_s=2",
 )
 """Settings of forest mode. So few histories are kept that deltas miss theirs without a kill too;

@@ -22,6 +22,8 @@ class AskedCall:
     Attributes:
         call_id: what its key makes it.
         history: names all that was asked up to its last answer; b"" when it holds none.
+        meant: the call whose answer is the last that is shown; "" when none is. It decides when
+            another call ends the same history.
         is_delta: whether only what is new was sent.
         said: the answer; None as long as there is none.
         ends: names all that was asked and answered; b"" without an answer.
@@ -31,6 +33,7 @@ class AskedCall:
 
     call_id: str
     history: bytes
+    meant: str = ""
     is_delta: bool = False
     said: Said | None = None
     ends: bytes = b""

@@ -40,7 +40,8 @@ def check_forest_parents(
     """Hold each record's parent against what its harness had asked (P3).
 
     The call continues the one whose answer ends all that was asked up to the last answer. When no
-    recorded call ends so, it is a root, whatever else of its history is known.
+    recorded call ends so, it is a root, whatever else of its history is known. When several do,
+    since the same was said again, it continues the one that the harness named.
     """
     wrong = []
     for capture_key, account in accounts.items():
@@ -51,6 +52,7 @@ def check_forest_parents(
             if record is None:
                 continue
             before = ending.get(one.history, []) if one.history else []
+            before = [one.meant] if one.meant in before else before
             if record.coords.parent_call_id not in (before or [""]):
                 named = record.coords.parent_call_id or "nothing"
                 wanted = " or ".join(before) or "nothing"
@@ -126,13 +128,21 @@ def check_selections(
         if receipt is None or manifest is None:
             faults.lost.append(f"the selection of {rollout_id}")
             continue
-        mask = mask_of(manifest)
+        records = records_of(manifest)
+        mask = mask_of(manifest) or _mask_of_choice(one, records)
         if receipt.mask_reason != mask or receipt.masked != bool(mask):
             why = receipt.mask_reason or "nothing"
             faults.changed.append(f"{rollout_id} is masked for {why}, not {mask or 'nothing'}")
-        elif fault := _selection_fault(one, receipt, records_of(manifest)):
+        elif fault := _selection_fault(one, receipt, records):
             faults.changed.append(f"the selection of {rollout_id}: {fault}")
     return faults
+
+
+def _mask_of_choice(chosen: Chosen, records: _Records) -> str:
+    """Give the reason for which a choice must not train; "" when there is none."""
+    call_ids = list(records) if chosen.call_ids is None else chosen.call_ids
+    parents = {records[one].coords.parent_call_id for one in call_ids if one in records} - {""}
+    return "selection_not_closed" if parents - set(call_ids) else ""
 
 
 def _selection_fault(chosen: Chosen, receipt: receipt_pb2.Receipt, records: _Records) -> str:

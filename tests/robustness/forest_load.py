@@ -145,10 +145,10 @@ class ForestHarness:
         for turn in range(TURNS):
             if self.compacts and len(self.answers) >= COMPACTED_FROM and self.chance.random() < 0.5:
                 self._compact(turn)
-            asked, said = await self._ask()
+            seed = self.chance.getrandbits(31)
+            asked, said = await self._ask(seed)
             if self.rejects and self.chance.random() < REJECTED:
-                self._reject(turn)
-                asked, said = await self._ask()
+                asked, said = await self._ask(self._reject(turn, seed))
             asked.accepted = True
             response_id = said.response_id
             starts_over = slot_of(self.rollout) == RESTARTS
@@ -165,11 +165,16 @@ class ForestHarness:
         self.answers.append(said.call_id)
         self.base = said.call_id
 
-    def _reject(self, turn: int) -> None:
-        """Have the next request ask the same of another seed, or something else."""
-        self.load.counts["rejected"] += 1
-        if self.chance.random() < 0.5:
+    def _reject(self, turn: int, seed: int) -> int:
+        """Ask again from where the harness is, for another seed, for something else, or the same.
+
+        The engine answers the same request alike: then two calls of one history say the same.
+        """
+        way = self.chance.choice(("another seed", "another message", "the same"))
+        self.load.counts[f"rejected for {way}"] += 1
+        if way == "another message":
             self.messages[-1] = _user(f"turn {turn}: say it otherwise")
+        return seed if way == "the same" else self.chance.getrandbits(31)
 
     def _compact(self, turn: int) -> None:
         """Drop a part of the history: what is left is another one, or that of an older call."""
@@ -189,17 +194,20 @@ class ForestHarness:
             self.messages = [*head, _user(f"turn {turn}: {len(self.answers)} answers were given")]
             self.answers, self.base = [], ""
 
-    async def _ask(self) -> tuple[AskedCall, Said]:
-        """Get an answer to the conversation; a delta's history may be sent after it."""
-        seed = self.chance.getrandbits(31)
-        if self._kind != _GRPC or not self.base:
-            return await self._logged(Question(self.messages, seed))
+    async def _ask(self, seed: int) -> tuple[AskedCall, Said]:
+        """Get an answer to the conversation; a delta's history may be sent after it.
+
+        Which call it continues is said by a claim, or by the ids that the answers carry.
+        """
+        claim = "" if self._kind == _EVENTS else self.base
+        if self._kind != _GRPC or not claim:
+            return await self._logged(Question(self.messages, seed, claim))
         self.load.counts["deltas"] += 1
         try:
-            return await self._logged(Question(self.messages, seed, claim=self.base, sent=1))
+            return await self._logged(Question(self.messages, seed, claim, sent=1))
         except HistoryRequiredError:
             self.load.counts["histories sent after deltas"] += 1
-        return await self._logged(Question(self.messages, seed, claim=self.base))
+        return await self._logged(Question(self.messages, seed, claim))
 
     async def _logged(self, question: Question) -> tuple[AskedCall, Said]:
         """Make one logical request, and write down what was asked and said."""
@@ -208,6 +216,7 @@ class ForestHarness:
         asked = AskedCall(
             call_id_of(self.account.capture_key, key),
             history_of(messages),
+            meant=self.answers[-1] if self.answers else "",
             is_delta=question.sent > 0,
         )
         self.account.asked.append(asked)

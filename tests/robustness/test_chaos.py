@@ -31,7 +31,8 @@ SEED = int(os.environ.get("SEED", time.time() // 86400))
 POINTS_HERE = 36
 """How many points a run without DEPTH hits; it must not take much more than a minute."""
 DEEDS = {
-    *("rejected", "deltas", "compacted to middle", "compacted to older", "compacted to summary"),
+    *("rejected for another seed", "rejected for another message", "rejected for the same"),
+    *("deltas", "compacted to middle", "compacted to older", "compacted to summary"),
     *("all_captured", "returned_history", "explicit"),
 }
 

@@ -119,6 +119,24 @@ def test_a_wrong_parent_is_found(call_id: str, parent: str) -> None:
     assert found == f"{KEY}/{call_id} continues {parent or 'nothing'}, not {wanted}"
 
 
+def test_of_calls_that_said_the_same_the_one_that_is_meant_is_continued() -> None:
+    asking = account()
+    again = AskedCall("c2y", asking.asked[2].history, "c1", said=answer("c2y", "A2"))
+    again.ends = asking.asked[2].ends
+    asking.asked.insert(2, again)
+    asking.asked[4].meant = "c2y"
+    row = attempt_pb2.ManifestEntry(record=record("c2y", ONCE, "A2", key=KEY))
+    row.record.coords.parent_call_id = "c1"
+    row.record.replay.item_count = 4
+    now = manifest(c3="c2y")
+    both = Manifest(now.attempt, (row, *now.entries))
+    assert wrong_parents(both, asking) == []
+    asking.asked[4].meant = "c2"
+    assert wrong_parents(both, asking) == [f"{KEY}/c3 continues c2y, not c2"]
+    asking.asked[4].meant = "c9"
+    assert wrong_parents(both, asking) == [], "it was not named: either is"
+
+
 def test_what_has_no_record_or_names_no_history_is_not_continued() -> None:
     assert wrong_parents(without(manifest(c3=""), "c2")) == []
     unnamed = manifest(c3="")
@@ -283,6 +301,12 @@ def test_a_rollout_is_masked_for_what_its_attempt_shows() -> None:
     waiting = manifest()
     waiting.attempt.pending_call_ids.append("c9")
     assert mask_of(waiting) == "pending_call"
+    open_ended = receipt(*SELECTED, mask="selection_not_closed")
+    assert selections(open_ended, *SELECTED, now=manifest(c3="c2x")) == [
+        "changed: the selection of r1: its parents are not the ledger's"
+    ]
+    open_ended.calls[3].parent_call_id = "c2x"
+    assert selections(open_ended, *SELECTED, now=manifest(c3="c2x")) == []
     beside = with_failure(manifest(), "c6", "request_finished_without_staged_coordinates")
     assert mask_of(beside) == ""
     assert check_selections({"r1": Chosen(KEY, "explicit", SELECTED, "c6")}, {}, {}).lost
