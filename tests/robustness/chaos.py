@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from tests.robustness.chaos_judge import Verdict
 from tests.robustness.chaos_points import Target
 from tests.robustness.chaos_recovery import measure_recovery
 from tests.robustness.chaos_run import STORES, ChaosOptions, every_point, run_chaos
@@ -65,14 +66,34 @@ def early(store: str) -> ChaosOptions:
     )
 
 
+def flawed(flaw: str) -> ChaosOptions:
+    """Play forest mode on services with a flaw that no death brings out."""
+    wanted = Counter({Target("worker", "worker.after_stage"): 2})
+    return ChaosOptions(
+        wanted, random_kills=0, load=FEW, seed=2, forest=True, flaw=flaw, end_s=15.0
+    )
+
+
 async def detector(directory: Path, depth: int, seed: int, _: str) -> bool:
-    """Prove for each store that a loss would be noticed; say whether it was."""
-    lost = {}
-    for store in STORES:
-        (directory / store).mkdir()
-        lost[store] = len((await run_chaos(directory / store, early(store))).verdict.faults.lost)
-    print("RESULT " + json.dumps({"lost_when_acknowledged_too_early": lost}), flush=True)
-    return all(lost.values())
+    """Prove that what goes wrong would be noticed; say whether it was.
+
+    Losses of each store, histories that are not known, and loss that has two owners.
+    """
+
+    async def found(name: str, options: ChaosOptions) -> Verdict:
+        (directory / name).mkdir()
+        return (await run_chaos(directory / name, options)).verdict
+
+    lost = {store: len((await found(store, early(store))).faults.lost) for store in STORES}
+    roots = len((await found("roots", flawed("forgets-histories"))).wrong_parents)
+    owners = len((await found("owners", flawed("owns-twice"))).faults.duplicated)
+    figures = {
+        "lost_when_acknowledged_too_early": lost,
+        "wrong_parents_when_histories_are_forgotten": roots,
+        "losses_doubled_when_rows_own_twice": owners,
+    }
+    print("RESULT " + json.dumps(figures), flush=True)
+    return all((*lost.values(), roots, owners))
 
 
 async def struck(directory: Path, options: ChaosOptions) -> bool:

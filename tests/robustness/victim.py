@@ -179,10 +179,34 @@ def acknowledge_before_commit() -> None:
     LmdbStore._fill = told_too_early
 
 
+def forget_histories() -> None:
+    """Let the ledger not know every other history: what continues it is a silent root."""
+    from callforest_core.lineage.forest_view import ForestRoot, ForestView, RootReason
+
+    resolve = ForestView.resolve
+
+    def forgetful(self, probe):
+        if probe.boundaries and probe.boundaries[0].source_digest[0] % 2 == 0:
+            return ForestRoot(RootReason.HISTORY_NOT_RECORDED)
+        return resolve(self, probe)
+
+    ForestView.resolve = forgetful
+
+
+def own_twice() -> None:
+    """Let every row own the loss of all that it holds, whichever rows hold it too."""
+    from callforest_core.forest import layout
+
+    owning = layout._owning_spans
+    layout._owning_spans = lambda path, places, _: owning(path, places, set())
+
+
 FLAWS = {
     "": lambda: None,
     "serves-too-early": serve_too_early,
     "acknowledges-before-commit": acknowledge_before_commit,
+    "forgets-histories": forget_histories,
+    "owns-twice": own_twice,
 }
 
 
