@@ -65,7 +65,7 @@ def check_forest_parents(
 def check_requests(accounts: Mapping[str, Account], manifests: Mapping[str, Manifest]) -> Faults:
     """Each record and each failure is that of one request, and each answer was captured.
 
-    A failure row may stand only for a request that its harness gave up.
+    Only a request that its harness gave up may have failed, or be pending.
     """
     faults = Faults()
     for capture_key, account in accounts.items():
@@ -74,14 +74,23 @@ def check_requests(accounts: Mapping[str, Account], manifests: Mapping[str, Mani
         asked = {one.call_id: one for one in account.asked}
         for call_id in records.keys() - asked.keys():
             faults.duplicated.append(f"{capture_key}/{call_id}: nobody asked for it")
-        for failure in () if manifest is None else manifest.failures:
-            one = asked.get(failure.call_id)
-            if failure.call_id not in records and (one is None or not one.given_up):
-                name = f"{capture_key}/{failure.call_id}"
-                faults.lost.append(f"the capture of {name}: {failure.reason} {failure.detail}")
+        given_up = {one.call_id for one in account.asked if one.given_up}
+        for call_id, why in _uncaptured(manifest):
+            if call_id not in records.keys() | given_up:
+                faults.lost.append(f"the capture of {capture_key}/{call_id}: {why}")
         for one in account.asked:
             _check_request(f"{capture_key}/{one.call_id}", one, records.get(one.call_id), faults)
     return faults
+
+
+def _uncaptured(manifest: Manifest | None) -> Iterator[tuple[str, str]]:
+    """Give the calls that failed or are pending, and why."""
+    if manifest is None:
+        return
+    for failure in manifest.failures:
+        yield failure.call_id, f"{failure.reason} {failure.detail}"
+    for call_id in manifest.attempt.pending_call_ids:
+        yield call_id, "pending"
 
 
 def _check_request(

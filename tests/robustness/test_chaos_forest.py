@@ -185,6 +185,14 @@ def test_a_failure_stands_for_a_request_that_was_given_up_and_for_no_other() -> 
     assert len(requests(with_failure(manifest(), "c9"), account())) == 1
 
 
+def test_a_call_that_stays_pending_was_given_up() -> None:
+    waiting, asking = without(manifest(), "c6"), account()
+    waiting.attempt.pending_call_ids.append("c6")
+    assert requests(waiting, asking) == [f"lost: the capture of {KEY}/c6: pending"]
+    asking.asked[-1].given_up = True
+    assert requests(waiting, asking) == []
+
+
 def test_a_served_call_keeps_its_record_beside_a_failure_in_forest_mode_alone() -> None:
     served = ServedCall(KEY, "c6", "chatcmpl-c6", b"")
     both = with_failure(manifest(), "c6")
