@@ -113,8 +113,7 @@ class ForestHarness:
         edge: where it asks.
         messages: the conversation as the model is shown it.
         answers: the calls of the answers that are shown, in order.
-        base: the call whose request and answer are the history that is shown; "" when the history
-            was changed since.
+        bases: the same, but "" for an answer that is shown behind another history than its own.
     """
 
     load: ChaosLoad
@@ -123,7 +122,7 @@ class ForestHarness:
     edge: Edge
     messages: list[ChatCompletionMessageParam]
     answers: list[str] = field(default_factory=list)
-    base: str = ""
+    bases: list[str] = field(default_factory=list)
     chance: random.Random = field(init=False)
     rejects: bool = field(init=False)
     compacts: bool = field(init=False)
@@ -163,7 +162,7 @@ class ForestHarness:
             answer["id"] = said.response_id  # what some harnesses echo
         self.messages += [answer, _user(f"turn {turn}: go on")]
         self.answers.append(said.call_id)
-        self.base = said.call_id
+        self.bases.append(said.call_id)
 
     def _reject(self, turn: int, seed: int) -> int:
         """Ask again from where the harness is, for another seed, for something else, or the same.
@@ -186,20 +185,21 @@ class ForestHarness:
                 place for place, one in enumerate(self.messages) if "assistant" in _role(one)
             )
             self.messages = [*self.messages[: first + 1], _user(f"turn {turn}: from the beginning")]
-            self.answers, self.base = self.answers[:1], self.answers[0]
+            self.answers, self.bases = self.answers[:1], self.bases[:1]
         elif way == "middle":
             self.messages = [*head, *last]
-            self.answers, self.base = self.answers[-1:], ""
+            self.answers, self.bases = self.answers[-1:], [""]
         else:
             self.messages = [*head, _user(f"turn {turn}: {len(self.answers)} answers were given")]
-            self.answers, self.base = [], ""
+            self.answers, self.bases = [], []
 
     async def _ask(self, seed: int) -> tuple[AskedCall, Said]:
         """Get an answer to the conversation; a delta's history may be sent after it.
 
         Which call it continues is said by a claim, or by the ids that the answers carry.
         """
-        claim = "" if self._kind == _EVENTS else self.base
+        base = self.bases[-1] if self.bases else ""
+        claim = "" if self._kind == _EVENTS else base
         if self._kind != _GRPC or not claim:
             return await self._logged(Question(self.messages, seed, claim))
         self.load.counts["deltas"] += 1
