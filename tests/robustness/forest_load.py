@@ -36,7 +36,7 @@ COMPACTED_FROM: Final = 2
 TURNS: Final = 4
 """Accepted answers of a rollout: a compacted history is continued too."""
 EDGES: Final = 3
-_GRPC, _EVENTS = 1, 2
+GRPC, EVENTS = 1, 2
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class ForestHarness:
 
     def _accept(self, said: Said, turn: int) -> None:
         answer = {"role": "assistant", "content": said.text}
-        if self._kind == _EVENTS:
+        if self._kind == EVENTS:
             answer["id"] = said.response_id  # what some harnesses echo
         self.messages += [answer, _user(f"turn {turn}: go on")]
         self.answers.append(said.call_id)
@@ -199,8 +199,8 @@ class ForestHarness:
         Which call it continues is said by a claim, or by the ids that the answers carry.
         """
         base = self.bases[-1] if self.bases else ""
-        claim = "" if self._kind == _EVENTS else base
-        if self._kind != _GRPC or not claim:
+        claim = "" if self._kind == EVENTS else base
+        if self._kind != GRPC or not claim:
             return await self._logged(Question(self.messages, seed, claim))
         self.load.counts["deltas"] += 1
         try:

@@ -2,15 +2,18 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from callforest.capture.v1 import attempt_pb2, receipt_pb2
 from callforest_client.ledger import Manifest
+from callforest_client.rollout import OpenRollout
 from callforest_core.forest.history import read_history
 from callforest_mesh.gateway import asked
-from tests.robustness.chaos_edges import Said
+from tests.robustness.chaos_edges import HistoryRequiredError, Question, Said
+from tests.robustness.chaos_load import opening
 from tests.robustness.forest_account import (
     Account,
     AskedCall,
@@ -25,7 +28,7 @@ from tests.robustness.forest_judge import (
     check_selections,
     mask_of,
 )
-from tests.robustness.forest_load import returned
+from tests.robustness.forest_load import EVENTS, GRPC, TURNS, ForestHarness, returned
 from tests.robustness.history import History, ServedCall, check_calls
 from tests.unit.ledger.calls import failure, record, said, user
 
@@ -328,6 +331,51 @@ def test_what_a_harness_returns_shows_what_it_accepted(with_references: bool) ->
     assert ids == [f"chatcmpl-{call_id}" for call_id in SELECTED]
     named = None if history.references is None else [one.names for one in history.references]
     assert named == ([(one,) for one in ids] if with_references else None)
+
+
+class Played:
+    """Stands for a load: answers every question at once, and keeps them."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.questions: list[Question] = []
+
+    async def keyed(self, ask: Callable[[str], Awaitable[Said]], key: str) -> Said:
+        return await ask(key)
+
+    async def edge(self, rollout: OpenRollout, question: Question, key: str) -> Said:
+        self.questions.append(question)
+        if question.sent and len(self.questions) % 3 == 0:
+            raise HistoryRequiredError("not kept")
+        call_id = call_id_of(rollout.capture_key, key)
+        return answer(call_id, f"{question.seed} to {told(question.messages).hex()}")
+
+    def note(self, _: OpenRollout, said: Said) -> None:
+        assert said.call_id
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+async def test_a_claim_is_of_the_call_whose_history_is_shown(slot: int) -> None:
+    deeds: Counter[str] = Counter()
+    for number in range(60):
+        name = f"g{number}-r{slot}"
+        attempt = attempt_pb2.Attempt(capture_key=name, attempt_number=1)
+        played, kept = Played(), Account(name)
+        rollout = OpenRollout(name, attempt, "")
+        harness = ForestHarness(played, rollout, kept, played.edge, opening("g"))
+        await harness.play()
+        ends = {one.call_id: one.ends for one in kept.answered}
+        assert len(kept.accepted) == TURNS
+        for one, question in zip(kept.asked, played.questions, strict=True):
+            assert question.claim == "" or ends[question.claim] == one.history
+            assert one.given_up or one.said is not None
+            claims = bool(question.claim)
+            assert claims <= (slot != EVENTS), "there ids say it"
+            if one.history in ends.values() and slot != EVENTS:
+                assert claims, "what is known is claimed"
+        deeds += played.counts
+    assert (deeds["deltas"] > 0) == (slot == GRPC)
+    assert {"compacted to middle", "compacted to older", "compacted to summary"} <= deeds.keys()
 
 
 def test_ids_that_are_echoed_do_not_make_another_conversation() -> None:
