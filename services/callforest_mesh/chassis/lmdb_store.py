@@ -169,13 +169,17 @@ class LmdbStore:
             raise draining(self._name)
         try:
             with self._env.begin(buffers=True) as txn:
-                raw = cast("TransactionLike", txn)
                 until = time.monotonic() + READ_S
-                view = ReadTxn(self._name, raw, self._databases, until=until)
+                view = ReadTxn(
+                    self._name, cast("TransactionLike", txn), self._databases, until=until
+                )
                 try:
                     return fn(view)
                 finally:
+                    # LMDB's reader has its slot until the object goes, and a refusal keeps every
+                    # frame that it came through.
                     view.end()
+                    del txn
         except environment.ReadersFullError as error:
             raise overloaded(
                 "store_readers", environment.READERS_MAX, retry_after_ms=100
