@@ -169,17 +169,13 @@ class LmdbStore:
             raise draining(self._name)
         try:
             with self._env.begin(buffers=True) as txn:
-                until = time.monotonic() + READ_S
-                view = ReadTxn(
-                    self._name, cast("TransactionLike", txn), self._databases, until=until
-                )
+                raw, until = cast("TransactionLike", txn), time.monotonic() + READ_S
+                view = ReadTxn(self._name, raw, self._databases, until=until)
                 try:
                     return fn(view)
                 finally:
-                    # LMDB's reader has its slot until the object goes, and a refusal keeps every
-                    # frame that it came through.
                     view.end()
-                    del txn
+                    del txn, raw  # a refusal keeps this frame, and they the reader's slot
         except environment.ReadersFullError as error:
             raise overloaded(
                 "store_readers", environment.READERS_MAX, retry_after_ms=100
