@@ -18,10 +18,19 @@ from typing import TypeAlias
 
 from callforest_client.rollout import RolloutOwner
 from callforest_mesh.chassis.configuration import SERVICES
+from tests.robustness.chaos_consumer import Consumer, Pusher
 from tests.robustness.chaos_hunt import ArmedVictims, Death, Hunter
 from tests.robustness.chaos_judge import Verdict, check_parents, check_records, check_samples
-from tests.robustness.chaos_load import ChaosLoad, Consumer, Pusher
+from tests.robustness.chaos_load import ChaosLoad
 from tests.robustness.chaos_points import Target, read_hits, targets, times
+from tests.robustness.forest_judge import (
+    check_forest_parents,
+    check_requests,
+    check_rows,
+    check_selections,
+    texts_of,
+)
+from tests.robustness.forest_load import ForestLoad
 from tests.robustness.history import check_bytes, check_calls, check_groups, check_receipts
 from tests.robustness.kill_run import KillRun, check_training, train_to, watch_metrics
 from tests.robustness.killer import Victims, restart
@@ -33,6 +42,15 @@ HUNTED = tuple(name for name in SERVICES if name != "trainer")
 STORES = ("staging", "ledger", "finalizer")
 QUICK = ("gateway.keep_alive_s=0.15", "worker.scripted.latency_s=[0.05, 0.25]")
 """Settings of a load that comes by every point often."""
+FOREST = (
+    "token_capture.forest_training=true",
+    "gateway.history_cache_calls=16",
+    "gateway.repeat_grace_s=2",
+    "worker.scripted.latency_s=[0.03, 0.17]",
+)
+"""Settings of forest mode, whose rollouts have half as many calls again. So few histories are kept
+that deltas miss theirs without a kill too; what became of a delta that was given up is settled
+before its rollout ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,7 @@ class ChaosOptions:
         random_kills: how many lives of each service end at no point.
         load: how much is played at once: `groups` of them at a time.
         seed: of order and passings.
+        forest: whether attempts are of forest mode, else of chain mode.
         flaw: a fault that the victims are given.
         run_s: how long the hunt may last.
         settle_s: how long a rollout's calls may take to settle before it is sealed.
@@ -58,9 +77,10 @@ class ChaosOptions:
         default_factory=lambda: LoadOptions(groups=4, group_size=6, at_once=18, attempts_most=500)
     )
     seed: int = 1
+    forest: bool = False
     flaw: str = ""
     run_s: float = 3600.0
-    settle_s: float = 30.0
+    settle_s: float = 10.0
     end_s: float = 240.0
     with_trainer: bool = False
 
@@ -73,6 +93,11 @@ class ChaosOptions:
     def hunted(self) -> tuple[str, ...]:
         """Whoever has a point to be hit at."""
         return tuple(sorted({target.service for target in self.wanted}))
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The settings that are not those of every mesh of victims."""
+        return (*QUICK, *FOREST) if self.forest else QUICK
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -132,6 +157,7 @@ class ChaosRun:
         proven, faults = self.proven, self.verdict.faults
         receipts = self.load.history.receipts.values()
         return {
+            "mode": "forest" if isinstance(self.load, ForestLoad) else "chain",
             "kills": self.kills,
             "kills_by_service": dict(self._by_service),
             "kills_at_random": sum(one.target is None for one in proven),
@@ -152,6 +178,7 @@ class ChaosRun:
             "repeats": self.load.repeats,
             "groups_consumed": self.consumer.committed,
             "weights_acknowledged": self.pusher.acknowledged,
+            "harnesses": dict(self.load.counts),
             "steps": self.steps,
             "steps_undone": self.steps_undone,
             "staged_left": self.staged_left,
@@ -206,7 +233,7 @@ async def run_struck(
         TimeoutError: the run does not come to its end.
     """
     async with running_mesh(
-        directory, options.running, flaw=options.flaw, changed=QUICK, kind=kind
+        directory, options.running, flaw=options.flaw, changed=options.changed, kind=kind
     ) as mesh:
         run = _prepared(mesh, directory, options)
         began = time.monotonic()
@@ -248,7 +275,7 @@ def _prepared(mesh: VictimMesh, directory: Path, options: ChaosOptions) -> Chaos
         mesh.url,
         settle_wait_s=options.settle_s,
     )
-    load = ChaosLoad(
+    load = (ForestLoad if options.forest else ChaosLoad)(
         options.load,
         owner,
         mesh.ledger,
@@ -333,12 +360,17 @@ async def _judge(mesh: VictimMesh, run: ChaosRun) -> None:
     manifests = await load.manifests()
     faults.extend(check_calls(history, manifests))
     faults.extend(check_bytes(history))
-    faults.extend(check_records(manifests))
     faults.extend(check_receipts(history, load.rollout_ids(), await load.repeated_receipts()))
     row_log = await mesh.finalizer.row_log()
     faults.extend(check_groups(history, await load.repeated_groups(), row_log.head_cursor))
     faults.extend(load.faults)
-    run.verdict.wrong_parents = check_parents(load.orders, manifests)
+    if isinstance(load, ForestLoad):
+        faults.extend(check_requests(load.accounts, manifests))
+        faults.extend(check_selections(load.chosen, history.receipts, manifests))
+        run.verdict.wrong_parents = check_forest_parents(load.accounts, manifests)
+    else:
+        faults.extend(check_records(manifests))
+        run.verdict.wrong_parents = check_parents(load.orders, manifests)
     run.verdict.resampled = check_samples((mesh.gauges / CALL_DIARY).read_text().splitlines())
 
 
@@ -351,6 +383,9 @@ def _judge_consumer(run: ChaosRun, committed: int) -> None:
         faults.lost.append(f"the commit of position {run.consumer.committed}")
     if len(run.consumer.delivered) != len(groups):
         faults.lost.append(f"{len(groups)} groups, {len(run.consumer.delivered)} delivered")
+    if isinstance(run.load, ForestLoad):
+        texts = texts_of(run.load.accounts.values())
+        faults.extend(check_rows(run.consumer.batches, run.load.history.receipts, texts))
 
 
 async def _judge_training(mesh: VictimMesh, run: ChaosRun) -> None:

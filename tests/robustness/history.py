@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from callforest.capture.v1 import receipt_pb2, staged_call_pb2
+from callforest.capture.v1 import attempt_pb2, receipt_pb2, staged_call_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.trainer.v1 import trainer_service_pb2
 from callforest_client.ledger import Manifest
@@ -104,11 +104,16 @@ def check_calls(history: History, manifests: Mapping[str, Manifest]) -> Faults:
 
 
 def _check_served(call: ServedCall, manifest: Manifest | None, faults: Faults) -> None:
-    """A served response has one record, or a failure row that says why it has none."""
+    """A served response has one record, or a failure row that says why it has none.
+
+    In forest mode a failure that comes after the record is kept beside it, and the record stands.
+    """
     name = f"{call.capture_key}/{call.call_id}"
     records = [] if manifest is None else manifest.records
     failed = manifest is not None and any(one.call_id == call.call_id for one in manifest.failures)
     found = [one for one in records if one.response_id == call.response_id]
+    if found and manifest is not None and manifest.attempt.mode == attempt_pb2.CAPTURE_MODE_FOREST:
+        failed = False
     if not found and not failed:
         faults.lost.append(f"the record of {name}")
     if found and (failed or found[0].coords.call_id != call.call_id):

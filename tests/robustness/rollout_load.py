@@ -149,7 +149,7 @@ class RolloutLoad:
         """Play until an attempt goes through; then finish it."""
         rollout_id = rollout_name(group_id, slot)
         for _ in range(self.options.attempts_most):
-            rollout = await self.owner.open(rollout_id)
+            rollout = await self._open(rollout_id)
             self.attempts.append(rollout.capture_key)
             try:
                 response_id = await self._play(rollout, group_id)
@@ -160,11 +160,18 @@ class RolloutLoad:
             break
         else:
             raise LoadError(f"{rollout_id} failed {self.options.attempts_most} times")
-        reward = random.Random(rollout_id).random()
-        outcome = Outcome(reward, declared_response_id=response_id)
+        outcome = self._outcome(rollout, response_id)
         one = self.finished[rollout_id] = Finished(rollout, outcome, group_id, slot)
         self.history.receipts[rollout_id] = await self._finish(one)
         self.history.looks[rollout.capture_key] = await self.look(rollout.capture_key)
+
+    async def _open(self, rollout_id: str) -> OpenRollout:
+        return await self.owner.open(rollout_id)
+
+    def _outcome(self, rollout: OpenRollout, response_id: str) -> Outcome:
+        """Say how a rollout that was played ended."""
+        reward = random.Random(rollout.rollout_id).random()
+        return Outcome(reward, declared_response_id=response_id)
 
     async def _play(self, rollout: OpenRollout, group_id: str) -> str:
         """Play the turns of a rollout; give the id of the last response."""

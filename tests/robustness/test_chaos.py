@@ -18,17 +18,23 @@ import pytest
 from callforest.capture.v1 import group_batch_pb2
 from callforest_mesh.chassis.failpoint import POINTS
 from tests.robustness.armed_victim import DIARY, arming, next_arming, take_arming
-from tests.robustness.chaos import early
+from tests.robustness.chaos import early, is_forest
+from tests.robustness.chaos_consumer import Consumer
 from tests.robustness.chaos_hunt import Hunter
 from tests.robustness.chaos_judge import check_parents, check_records, check_samples
-from tests.robustness.chaos_load import Consumer
 from tests.robustness.chaos_points import Target, read_hits, targets
 from tests.robustness.chaos_run import HUNTED, STORES, ChaosOptions, run_chaos, some_points
+from tests.robustness.forest_load import ForestLoad
 from tests.robustness.test_history import CALLS, KEY, manifest, row
 
 SEED = int(os.environ.get("SEED", time.time() // 86400))
 POINTS_HERE = 36
 """How many points a run without DEPTH hits; it must not take much more than a minute."""
+DEEDS = {
+    *("rejected for another seed", "rejected for another message", "rejected for the same"),
+    *("deltas", "compacted to middle", "compacted to older", "compacted to summary"),
+    *("all_captured", "returned_history", "explicit"),
+}
 
 
 @pytest.fixture
@@ -43,7 +49,8 @@ def directory() -> Iterator[Path]:
 async def test_services_that_die_at_failpoints_lose_and_double_nothing(directory: Path) -> None:
     """P1 durable ack, P2 stage before row, P3 no silent root, P5 same request, same answer."""
     wanted = some_points(POINTS_HERE, SEED)
-    run = await run_chaos(directory, ChaosOptions(wanted, random_kills=0, seed=SEED))
+    options = ChaosOptions(wanted, random_kills=0, seed=SEED, forest=is_forest(SEED))
+    run = await run_chaos(directory, options)
     print("RESULT " + json.dumps(run.result() | {"seed": SEED}))
     assert run.verdict.all() == []
     assert sorted(wanted - run.hits) == []
@@ -52,6 +59,9 @@ async def test_services_that_die_at_failpoints_lose_and_double_nothing(directory
     history = run.load.history
     assert len(history.served) > len(run.deaths), "a run that is too idle proves nothing"
     assert len(history.receipts) == len(run.load.rollout_ids())
+    if isinstance(run.load, ForestLoad):
+        idle = DEEDS - run.load.counts.keys()
+        assert not idle, "harnesses of forest mode branch, compact, and send what is new alone"
 
 
 @pytest.mark.timeout(400)

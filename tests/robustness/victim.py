@@ -135,6 +135,22 @@ def note_stagings(diary: CallDiary) -> None:
     StagedCalls.put, StagedCalls.require = noted, looked_for
 
 
+def choose_by_evidence() -> None:
+    """Let a rollout without a returned history select all that is captured.
+
+    A mesh has one policy, by its configuration; so one run has both.
+    """
+    from callforest_mesh.finalizer import forest
+    from callforest_mesh.finalizer.policies import resolve_policy
+
+    choose, everything = forest.choose, resolve_policy(forest.ALL_CAPTURED)
+
+    def chosen(request, records, policy, *lost):
+        return choose(request, records, policy if request.result else everything, *lost)
+
+    forest.choose = chosen
+
+
 def serve_too_early() -> None:
     """Let responses leave the gateway before their record is durable."""
     from callforest_mesh.gateway.rows import Rows
@@ -183,11 +199,35 @@ def end_badly() -> None:
     Calls.settle, Edge._refuse_when_draining = settle, refuse
 
 
+def forget_histories() -> None:
+    """Let the ledger not know every other history: what continues it is a silent root."""
+    from callforest_core.lineage.forest_view import ForestRoot, ForestView, RootReason
+
+    resolve = ForestView.resolve
+
+    def forgetful(self, probe):
+        if probe.boundaries and probe.boundaries[0].source_digest[0] % 2 == 0:
+            return ForestRoot(RootReason.HISTORY_NOT_RECORDED)
+        return resolve(self, probe)
+
+    ForestView.resolve = forgetful
+
+
+def own_twice() -> None:
+    """Let every row own the loss of all that it holds, whichever rows hold it too."""
+    from callforest_core.forest import layout
+
+    owning = layout._owning_spans
+    layout._owning_spans = lambda path, places, _: owning(path, places, set())
+
+
 FLAWS = {
     "": lambda: None,
     "serves-too-early": serve_too_early,
     "acknowledges-before-commit": acknowledge_before_commit,
     "ends-badly": end_badly,
+    "forgets-histories": forget_histories,
+    "owns-twice": own_twice,
 }
 
 
@@ -269,6 +309,7 @@ def main() -> int:
         count_groups(Groups(gauge), Diary(directory / DIARY))
     elif name == "finalizer":
         count_calls(gauge)
+        choose_by_evidence()
     else:
         count_items(gauge)
     if name == "worker":

@@ -210,14 +210,20 @@ class LedgerClient:
     async def await_settled(
         self, capture_key: str, *, wait_s: float = SETTLE_WAIT_S
     ) -> attempt_pb2.Attempt:
-        """Wait until no admitted call is pending, at most `wait_s`."""
-        request = pb.AwaitSettledRequest(
-            tenant=self._tenant, capture_key=capture_key, wait_ms=int(wait_s * 1000)
-        )
-        response = await unary.call(
-            self._stub.AwaitSettled, request, timeout_s=wait_s + self._timeout_s
-        )
-        return response.attempt
+        """Wait until no admitted call is pending, at most `wait_s`, through restarts too."""
+
+        async def once(left_s: float) -> pb.AwaitSettledResponse:
+            # The next ledger is asked for what is left of the wait, not for all of it again.
+            wait_ms = max(0, round((left_s - self._timeout_s) * 1000))
+            request = pb.AwaitSettledRequest(
+                tenant=self._tenant, capture_key=capture_key, wait_ms=wait_ms
+            )
+            response: pb.AwaitSettledResponse = await self._stub.AwaitSettled(
+                request, timeout=left_s
+            )
+            return response
+
+        return (await unary.repeated(once, wait_s + self._timeout_s)).attempt
 
     async def seal(self, capture_key: str) -> attempt_pb2.Attempt:
         """Fix epoch, revision and pending calls of an attempt."""

@@ -39,7 +39,7 @@ async def call(
     async def once(left_s: float) -> ResponseT:
         return await method(request, timeout=left_s)
 
-    return await _repeated(once, timeout_s, repeatable=repeatable)
+    return await repeated(once, timeout_s, repeatable=repeatable)
 
 
 async def read_all(
@@ -58,16 +58,25 @@ async def read_all(
     async def once(left_s: float) -> list[ResponseT]:
         return [response async for response in method(request, timeout=left_s)]
 
-    return await _repeated(once, timeout_s, repeatable=True)
+    return await repeated(once, timeout_s)
 
 
-async def _repeated(
-    once: Callable[[float], Awaitable[AnswerT]], timeout_s: float, *, repeatable: bool
+async def repeated(
+    once: Callable[[float], Awaitable[AnswerT]], timeout_s: float, *, repeatable: bool = True
 ) -> AnswerT:
     """Try until it works, is refused, or the time is up.
 
     Repeats wait a random part of a delay that doubles from 50 ms to 1 s, so that the clients of a
     restarted service do not come back together.
+
+    Args:
+        once: one try, given the seconds that are left.
+        timeout_s: of all tries together.
+        repeatable: whether there may be more than one.
+
+    Raises:
+        RefusedError: the service refused.
+        UnavailableError: no answer within `timeout_s`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -174,13 +174,13 @@ class LmdbStore:
             raise draining(self._name)
         try:
             with self._env.begin(buffers=True) as txn:
-                raw = cast("TransactionLike", txn)
-                until = time.monotonic() + READ_S
+                raw, until = cast("TransactionLike", txn), time.monotonic() + READ_S
                 view = ReadTxn(self._name, raw, self._databases, until=until)
                 try:
                     return fn(view)
                 finally:
                     view.end()
+                    del txn, raw  # a refusal keeps this frame, and they the reader's slot
         except environment.ReadersFullError as error:
             raise overloaded(
                 "store_readers", environment.READERS_MAX, retry_after_ms=100

@@ -120,10 +120,9 @@ class ReadTxn:
     ) -> None:
         self._until = until
         self._store = store
-        self._txn = txn
+        self._txn: TransactionLike | None = txn
         self._databases = databases
         self._thread = threading.get_ident()
-        self._ended = False
 
     def get(self, db: str, key: bytes) -> bytes | None:
         """Give the value of a key, or None.
@@ -194,12 +193,12 @@ class ReadTxn:
         return (key, cursor) if found and key.startswith(prefix) else None
 
     def end(self) -> None:
-        """Refuse any further use."""
-        self._ended = True
+        """Refuse any further use, and let go of LMDB's transaction, whoever holds this one."""
+        self._txn = None
 
     def _of(self, key: bytes) -> TransactionLike:
         """Give LMDB's transaction, if it may be used here and for this key."""
-        if self._ended:
+        if self._txn is None:
             raise RuntimeError("the transaction has ended")
         if self._thread != threading.get_ident():
             raise RuntimeError("a transaction belongs to the thread that began it")

@@ -11,7 +11,8 @@ import pytest
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
-from callforest_mesh.chassis.lmdb_store import KEY_BYTES_MAX, WriteTxn
+from callforest_mesh.chassis.lmdb_environment import READERS_MAX
+from callforest_mesh.chassis.lmdb_store import KEY_BYTES_MAX, ReadTxn, WriteTxn
 from tests.unit.chassis.stores import (
     Opener,
     getting,
@@ -145,6 +146,24 @@ async def test_a_transaction_stays_on_its_thread_and_ends(opened: Opener) -> Non
         for _ in range(3):
             names.add(await store.write(lambda _: threading.current_thread().name))
         assert names == {"test-writer"}
+
+
+def refuse(txn: ReadTxn) -> None:
+    txn.get("calls", b"a")
+    for _ in txn.scan("calls", b""):
+        raise Refusal(er.ERROR_REASON_CALL_NOT_FOUND, "missing")
+
+
+async def test_refusals_that_are_kept_hold_no_reader(opened: Opener) -> None:
+    async with opened() as store:
+        await store.write(putting(b"a", b"one"))
+        kept: list[Refusal] = []
+        for _ in range(READERS_MAX + 1):
+            with pytest.raises(Refusal) as caught:
+                store.read(refuse)
+            kept.append(caught.value)
+        assert {one.reason for one in kept} == {er.ERROR_REASON_CALL_NOT_FOUND}
+        assert store.read(getting(b"a")) == b"one"
 
 
 async def test_keys_are_bounded(opened: Opener) -> None:
