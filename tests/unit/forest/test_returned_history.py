@@ -190,7 +190,7 @@ def _refused(result: object, records: list[CallRecord] | None = None) -> Selecti
 TRIPLETS = [*TWINS, record("t3", [said("ok")], A)]
 OTHER_RULES = [
     A,
-    replace(B, output=None if B.output is None else replace(B.output, normalization_version=3)),
+    replace(B, output=None if B.output is None else replace(B.output, normalization_version=4)),
 ]
 
 

@@ -58,6 +58,20 @@ def test_the_first_difference_is_named_with_its_place(name: str) -> None:
         assert difference(recorded, sent) == (kind, 2)
 
 
+def test_keys_that_an_answer_did_not_have_are_named() -> None:
+    plain = {"role": "assistant", "content": "b"}
+    more, other = {**plain, "thinking": "x"}, {**plain, "thinking": "y"}
+    ending, extra = [user("c"), said("d")], pb.DIFFERENCE_CLASS_EXTRA_KEYS
+    for one, two in ((plain, more), (more, plain), (more, other)):
+        for end in ([], ending):
+            recorded = list(atoms_of([user("a"), one, *end]))
+            sent = list(atoms_of([user("a"), two, *end, user("e")]))
+            assert difference(recorded, sent) == (extra, 2)
+    emptied = list(atoms_of([user("a"), {**more, "content": None}, *ending]))
+    recorded = list(atoms_of([user("a"), plain, *ending]))
+    assert difference(recorded, emptied) == (pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY, 1)
+
+
 def test_a_history_that_is_there_whole_does_not_differ() -> None:
     recorded = list(atoms_of([user("a"), said("b")]))
     assert difference(recorded, recorded) is None
