@@ -34,6 +34,26 @@ _VOLATILE: Final = re.compile(
 )
 
 
+_CERTAINTY: Final[Mapping[DifferenceClass, int]] = {
+    kind: place
+    for place, kind in enumerate(
+        (
+            pb.DIFFERENCE_CLASS_UNSPECIFIED,
+            pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY,
+            pb.DIFFERENCE_CLASS_SYSTEM_TEXT,
+            pb.DIFFERENCE_CLASS_VOLATILE_HEADER,
+            pb.DIFFERENCE_CLASS_EXTRA_KEYS,
+            pb.DIFFERENCE_CLASS_JSON,
+            pb.DIFFERENCE_CLASS_WHITESPACE,
+            pb.DIFFERENCE_CLASS_REASONING_MISSING,
+        )
+    )
+}
+"""Classes of histories, the least certain first. Two calls that have nothing to do with each other
+differ in system text or rewritten history; that they are equal but for white space, or that all
+that follows is equal, is no accident; masked digits can be one."""
+
+
 class Difference(NamedTuple):
     """The first place in which a history is another; `atom_index` counts from 0."""
 
@@ -99,6 +119,14 @@ def _goes_on(known: Iterator[bytes], other: bytes, others: Iterator[bytes]) -> b
         elif atom[0] != AtomKind.REASONING:
             return False
     return True
+
+
+def certainty(kind: DifferenceClass) -> int:
+    """Say how sure it is that histories that differ so have to do with each other; larger is surer.
+
+    Of several histories that share equally much with a request, the surest is the one it left.
+    """
+    return _CERTAINTY.get(kind, 0)
 
 
 def option_difference(

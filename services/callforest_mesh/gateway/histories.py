@@ -98,14 +98,22 @@ class KeptCall:
     depth: int = field(init=False)
     stretch: _Stretch | None = field(init=False, default=None)
     child_count: int = field(init=False, default=0)
+    # None of the first call itself, which would keep itself alive.
+    _root: KeptCall | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Place the call in its chain."""
         parent = self.parent
         self.turn_count = self.asked.count + (parent.turn_count if parent else 0)
         self.depth = parent.depth + 1 if parent else 0
+        self._root = parent.root if parent else None
         if not self.mark and self.depth % _STRETCH == _STRETCH - 1:
             self.stretch = _stretch_to(self)
+
+    @property
+    def root(self) -> KeptCall:
+        """The first call of its chain."""
+        return self if self._root is None else self._root
 
     @property
     def size_bytes(self) -> int:
@@ -197,10 +205,24 @@ class Histories:
         call = self._attempts.get(capture_key, {}).get(call_id)
         return None if call is None else self._used(call)
 
-    def recent(self, capture_key: str, count: int) -> list[KeptCall]:
-        """Give so many calls of an attempt, those that were kept last."""
-        calls = self._attempts.get(capture_key, {})
-        return list(islice(reversed(calls.values()), count))
+    def newest_of_roots(self, capture_key: str, count: int) -> list[KeptCall]:
+        """Give of each root of an attempt the call that was kept last; so many, the last first."""
+        newest: dict[KeptCall, KeptCall] = {}
+        for call in reversed(self._attempts.get(capture_key, {}).values()):
+            if call.root not in newest:
+                newest[call.root] = call
+                if len(newest) == count:
+                    break
+        return list(newest.values())
+
+    def ends_of(self, root: KeptCall, count: int) -> list[KeptCall]:
+        """Give the calls of a root that no kept call goes on from; so many, the last first.
+
+        Of all calls of a root, what was asked is part of what these asked.
+        """
+        calls = self._attempts.get(root.capture_key, {})
+        ends = (call for call in reversed(calls.values()) if call.root is root)
+        return list(islice((call for call in ends if not call.child_count), count))
 
     def recognise(self, capture_key: str, mark: bytes) -> KeptCall | None:
         """Give a call of an attempt by the turns of its request, and count it as used."""

@@ -107,11 +107,18 @@ def test_one_that_is_too_large_displaces_nothing() -> None:
     Histories(0, 0).keep(call("a"))
 
 
-def test_the_calls_kept_last_are_named_newest_first() -> None:
+def test_conversations_are_named_by_the_calls_kept_last() -> None:
     histories = Histories(1 << 20, 100)
     chain(histories, "a", "b", "c")
-    assert [one.call_id for one in histories.recent("k", 2)] == ["c", "b"]
-    assert histories.recent("other", 2) == []
+    root = histories.get("k", "a")
+    histories.keep(call("d", root))
+    histories.keep(call("e"))
+    assert root is not None
+    assert [one.call_id for one in histories.newest_of_roots("k", 9)] == ["e", "d"]
+    assert [one.call_id for one in histories.newest_of_roots("k", 1)] == ["e"]
+    assert [one.call_id for one in histories.ends_of(root, 9)] == ["d", "c"]
+    assert [one.call_id for one in histories.ends_of(root, 1)] == ["d"]
+    assert histories.newest_of_roots("other", 2) == []
 
 
 @given(
