@@ -3,7 +3,7 @@
  * was taken: the one rule for arguments is the server's, whatever language a harness is written in.
  *
  *     node dist/clients/typescript/examples/echo.js --gateway 127.0.0.1:7435 \
- *       --cases '[{"attempt": "r1", "variant": "{\"a\": 1}"}, {"attempt": "r2", "variant": null}]'
+ *       --cases '[{"attempt": "r1", "variant": "{}"}, {"attempt": "r2", "variant": null}]'
  *
  * Each case is an attempt whose model answers the first request with one tool call. Without a
  * variant the arguments are read and written again as JavaScript does: numbers pass through doubles.
@@ -43,7 +43,9 @@ interface Taken {
 
 /** Read the message of a Chat Completions response. */
 function read(bytes: Uint8Array): Answer {
-  const response = JSON.parse(new TextDecoder().decode(bytes)) as { choices: { message: Answer }[] };
+  const response = JSON.parse(new TextDecoder().decode(bytes)) as {
+    choices: { message: Answer }[];
+  };
   const message = response.choices[0]?.message;
   if (message === undefined) throw new Error("the response has no choice");
   return message;
