@@ -3,10 +3,10 @@
  * was taken: the one rule for arguments is the server's, whatever language a harness is written in.
  *
  *     node dist/clients/typescript/examples/echo.js --gateway 127.0.0.1:7435 \
- *       --cases '[{"attempt": "r1", "variant": "{}"}, {"attempt": "r2", "variant": null}]'
+ *       --cases '[{"attempt": "r1", "variant": "{}"}]'
  *
- * Each case is an attempt whose model answers the first request with one tool call. Without a
- * variant the arguments are read and written again as JavaScript does: numbers pass through doubles.
+ * Each case is an attempt whose model answers the first request with one tool call. If its variant
+ * is null, arguments are read and written again as JavaScript does: numbers pass through doubles.
  */
 
 import { parseArgs } from "node:util";

@@ -218,7 +218,7 @@ class Histories:
     def ends_of(self, root: KeptCall, count: int) -> list[KeptCall]:
         """Give the calls of a root that no kept call goes on from; so many, the last first.
 
-        Of all calls of a root, what was asked is part of what these asked.
+        Of all calls of a root, what was asked is part of what these asked; not what they answered.
         """
         calls = self._attempts.get(root.capture_key, {})
         ends = (call for call in reversed(calls.values()) if call.root is root)

@@ -97,13 +97,11 @@ class SourceEvidence:
         """Compare with the attempt's conversations; name the difference from the likeliest."""
         before = [] if self.known is None else self.known.request_parts()
         comparison = _Comparison(self, [*_atoms(before), *atoms_of(self.new_items)])
+        # Calls that the request goes on from, but for what it made of their answers.
         nearest = self.histories.get(self.capture_key, nearest_call_id)
-        likeliest = comparison.likeliest(
-            [
-                *([] if nearest is None else [nearest]),
-                *self.histories.newest_of_roots(self.capture_key, _COMPARED_ROOTS),
-            ]
-        )
+        left = [call for call in (nearest, self.known) if call is not None]
+        roots = self.histories.newest_of_roots(self.capture_key, _COMPARED_ROOTS)
+        likeliest = comparison.likeliest([*left, *roots])
         if likeliest is None:
             return None
         ends = self.histories.ends_of(likeliest.root, _COMPARED_ENDS)

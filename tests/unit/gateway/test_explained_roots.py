@@ -132,6 +132,25 @@ def test_the_end_of_a_conversation_that_a_request_left_is_found(reader: ForestRe
 
 
 @pytest.mark.requirement("OPS-4")
+@pytest.mark.parametrize("changes", [1, 5])
+def test_an_answer_that_was_never_echoed_as_it_was_is_compared_too(
+    reader: ForestReader, changes: int
+) -> None:
+    """Earlier changes of it went on, and are no better explanation of the next one."""
+    serve(reader.read("k", body_of(CHAT, [RULES, GO]), CHAT), "a", {"content": "some  text"})
+    for number in range(changes):
+        other = {"role": "assistant", "content": f"text {number}"}
+        request = reader.read("k", body_of(CHAT, [RULES, GO, other, GO]), CHAT)
+        serve(request, f"b{number}", {"content": "no"})
+    spaced = {"role": "assistant", "content": "some text"}
+    request = reader.read("k", body_of(CHAT, [RULES, GO, spaced, GO]), CHAT)
+    difference = request.evidence.explain(NOT_RECORDED)
+    assert difference is not None
+    assert difference.kind == call_record_pb2.DIFFERENCE_CLASS_WHITESPACE
+    assert (difference.against_call_id, difference.atom_index) == ("a", 2)
+
+
+@pytest.mark.requirement("OPS-4")
 def test_the_changed_option_is_named(reader: ForestReader) -> None:
     tools = [{"type": "function", "function": {"name": "run"}}]
     serve(reader.read("k", body_of(CHAT, [GO], tools=tools), CHAT), "c1", {"content": "x"})
