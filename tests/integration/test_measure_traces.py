@@ -37,7 +37,7 @@ class Kept:
         facts: list[object] = []
         for one in self.histories:
             calls = {key: dict(calls) for key, calls in one._attempts.items()}
-            facts.append((calls, dict(one._marks), set(one._leaves), one.size_bytes, len(one)))
+            facts.append((calls, set(one._leaves), one.size_bytes, len(one)))
             facts.append([call.child_count for kept in calls.values() for call in kept.values()])
         facts += [(dict(other._known), other._bytes) for other in self.conversations]
         return facts

@@ -104,9 +104,9 @@ class KeptCall:
     def __post_init__(self) -> None:
         """Place the call in its chain."""
         parent = self.parent
+        self._root = parent.root if parent else None
         self.turn_count = self.asked.count + (parent.turn_count if parent else 0)
         self.depth = parent.depth + 1 if parent else 0
-        self._root = parent.root if parent else None
         if not self.mark and self.depth % _STRETCH == _STRETCH - 1:
             self.stretch = _stretch_to(self)
 
@@ -205,24 +205,10 @@ class Histories:
         call = self._attempts.get(capture_key, {}).get(call_id)
         return None if call is None else self._used(call)
 
-    def newest_of_roots(self, capture_key: str, count: int) -> list[KeptCall]:
-        """Give of each root of an attempt the call that was kept last; so many, the last first."""
-        newest: dict[KeptCall, KeptCall] = {}
-        for call in reversed(self._attempts.get(capture_key, {}).values()):
-            if call.root not in newest:
-                newest[call.root] = call
-                if len(newest) == count:
-                    break
-        return list(newest.values())
-
-    def ends_of(self, root: KeptCall, count: int) -> list[KeptCall]:
-        """Give the calls of a root that no kept call goes on from; so many, the last first.
-
-        Of all calls of a root, what was asked is part of what these asked; not what they answered.
-        """
-        calls = self._attempts.get(root.capture_key, {})
-        ends = (call for call in reversed(calls.values()) if call.root is root)
-        return list(islice((call for call in ends if not call.child_count), count))
+    def recent(self, capture_key: str, count: int) -> list[KeptCall]:
+        """Give so many calls of an attempt, those that were kept last."""
+        calls = self._attempts.get(capture_key, {})
+        return list(islice(reversed(calls.values()), count))
 
     def recognise(self, capture_key: str, mark: bytes) -> KeptCall | None:
         """Give a call of an attempt by the turns of its request, and count it as used."""
@@ -253,6 +239,25 @@ class Histories:
         self._leaves[call] = None
         self._bytes += size
         self._count += 1
+
+    def newest_of_roots(self, capture_key: str, count: int) -> list[KeptCall]:
+        """Give of each root of an attempt the call that was kept last; so many, the last first."""
+        newest: dict[KeptCall, KeptCall] = {}
+        for call in self.recent(capture_key, self._count):
+            if call.root not in newest:
+                newest[call.root] = call
+                if len(newest) == count:
+                    break
+        return list(newest.values())
+
+    def ends_of(self, root: KeptCall, count: int) -> list[KeptCall]:
+        """Give the calls of a root that no kept call goes on from; so many, the last first.
+
+        Of all calls of a root, what was asked is part of what these asked; not what they answered.
+        """
+        calls = self.recent(root.capture_key, self._count)
+        ends = (call for call in calls if call.root is root and not call.child_count)
+        return list(islice(ends, count))
 
     def _is_kept(self, call: KeptCall) -> bool:
         return call.call_id in self._attempts.get(call.capture_key, {})

@@ -107,6 +107,13 @@ def test_one_that_is_too_large_displaces_nothing() -> None:
     Histories(0, 0).keep(call("a"))
 
 
+def test_the_calls_kept_last_are_named_newest_first() -> None:
+    histories = Histories(1 << 20, 100)
+    chain(histories, "a", "b", "c")
+    assert [one.call_id for one in histories.recent("k", 2)] == ["c", "b"]
+    assert histories.recent("other", 2) == []
+
+
 def test_conversations_are_named_by_the_calls_kept_last() -> None:
     histories = Histories(1 << 20, 100)
     chain(histories, "a", "b", "c")

@@ -151,12 +151,3 @@ def test_reasoning_is_one_whatever_it_is_called() -> None:
     assert read(answer(content=[{"type": "thinking", "thinking": "", "signature": "s"}])) == [
         (AtomKind.ABSENT, [])
     ]
-
-
-def test_a_refusal_is_a_text_of_its_own_type() -> None:
-    block = {"type": "refusal", "refusal": "no"}
-    assert read(answer(content=None, refusal="no")) == read(answer(content=[block]))
-    text = (AtomKind.TEXT, ["text", "a"])
-    refused = (AtomKind.TEXT, ["refusal", "no"])
-    assert read(answer(content=[block, {"type": "text", "text": "a"}])) == [text, refused]
-    assert read(answer(content="no")) != read(answer(content=[block]))

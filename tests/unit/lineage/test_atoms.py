@@ -198,6 +198,15 @@ def test_results_stand_before_the_message_that_brings_them() -> None:
     assert read({"role": "user", "content": ""}) == [(AtomKind.MESSAGE, ["user", ""])]
 
 
+def test_a_refusal_is_a_text_of_its_own_type() -> None:
+    block = {"type": "refusal", "refusal": "no"}
+    assert read(answer(content=None, refusal="no")) == read(answer(content=[block]))
+    text = (AtomKind.TEXT, ["text", "a"])
+    refused = (AtomKind.TEXT, ["refusal", "no"])
+    assert read(answer(content=[block, {"type": "text", "text": "a"}])) == [text, refused]
+    assert read(answer(content="no")) != read(answer(content=[block]))
+
+
 SHOWN: list[Callable[[object], dict[str, object]]] = [
     lambda content: {"role": "user", "content": content},
     lambda content: {"role": "system", "content": content},
