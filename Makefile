@@ -30,7 +30,7 @@ demo: install ## Run one rollout from harness to optimizer step, and show it
 	@$(BIN)/callforest demo
 
 .PHONY: functional
-functional: install ## Train through a harness that compacts its history (forest mode)
+functional: install ## Train through a harness that compacts its history; fails below its bars
 	@$(BIN)/callforest demo --harness recency --state .state/functional --out $(BUILD)/functional
 
 .PHONY: test

@@ -79,8 +79,6 @@ def _verdict(verdict: capture_admission_pb2.Verdict) -> str:
             return f"continuation of {parent.parent_call_id}: {match_name}"
         case "uncaptured":
             return f"uncaptured: {verdict.uncaptured.reason} {verdict.uncaptured.detail}".rstrip()
-        case "refused":
-            return f"refused: {verdict.refused.message}"
         case _:
             return "in a way of a newer release"
 

@@ -75,7 +75,10 @@ def explain_call(configuration: MeshConfiguration, name: str) -> tuple[list[str]
         return [f"a call is named CAPTURE_KEY/CALL_ID, not {name!r}"], 1
     found = asyncio.run(_read_call(configuration, capture_key, call_id))
     if found is None:
-        return [f"no call {name!r}"], 1
+        return [
+            f"no call {name!r}",
+            "  a request that was refused is no call: its refusal (422 and its code) says why",
+        ], 1
     call, receipt = found
     if receipt is not None and not _names(receipt, capture_key, call_id):
         receipt = None

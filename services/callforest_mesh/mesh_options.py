@@ -55,6 +55,13 @@ class EngineChoice:
     scripted: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _BatchSection:
+    """What of the trainer's section others read."""
+
+    batch: Mapping[str, Value] = field(default_factory=dict)
+
+
 def check_all(configuration: MeshConfiguration) -> None:
     """Read the options of every service that runs.
 
@@ -97,7 +104,7 @@ def finalizer_options(configuration: MeshConfiguration) -> FinalizerOptions:
     """Read the options of the Finalizer; what trains is said for the mesh as a whole.
 
     A custom selection policy is found here, so that a wrong one ends every process that would use
-    it before it serves.
+    it before it serves. What groups are padded to follows from how the trainer cuts batches.
     """
     from callforest_mesh.finalizer.policies import resolve_policy
     from callforest_mesh.finalizer.service import FinalizerOptions
@@ -116,10 +123,45 @@ def finalizer_options(configuration: MeshConfiguration) -> FinalizerOptions:
         "path": configuration.state_dir / "finalizer",
         "cleanup_tenants": (configuration.tenant,),
         **{key: getattr(capture, key) for key in _TRAINS_KEYS},
+        **_row_multiple(configuration),
     }
     return read_section(
         FinalizerOptions, configuration.finalizer, where="finalizer", defaults=defaults
     )
+
+
+def _row_multiple(configuration: MeshConfiguration) -> dict[str, object]:
+    """Give what every group's rows are padded to a multiple of, if the trainer decides it (FIN-6).
+
+    The trainer's learner has one kind of pass: the old log-probabilities are those of the
+    generation. So a log-probability microbatch is a training microbatch.
+
+    Raises:
+        ConfigurationError: the finalizer's section says something else.
+    """
+    section = configuration.trainer
+    if "trainer" not in configuration.services and not section:
+        return {}
+    from callforest_core.forest.padding import row_multiple
+    from callforest_mesh.trainer.batch import BatchMode, BatchOptions
+
+    values = read_section(_BatchSection, {"batch": section.get("batch", {})}, where="trainer")
+    batch = read_section(BatchOptions, values.batch, where="trainer.batch")
+    multiple = row_multiple(
+        batch.rank_count,
+        train_microbatch=batch.train_microbatch_size,
+        logprob_microbatch=batch.train_microbatch_size,
+        packing=batch.mode is BatchMode.PACKED,
+    )
+    given = configuration.finalizer.get("row_multiple", multiple)
+    if given != multiple or isinstance(given, bool):
+        raise ConfigurationError(
+            "finalizer.row_multiple",
+            f"is {given!r}, but trainer.batch needs {multiple}: {batch.rank_count} ranks, "
+            f"{batch.mode.value} batches of {batch.train_microbatch_size} rows. Leave it out: it "
+            "is for a mesh whose trainer is not configured here",
+        )
+    return {"row_multiple": multiple}
 
 
 def worker_options(configuration: MeshConfiguration) -> WorkerOptions:

@@ -87,7 +87,7 @@ async def test_whole_histories_continue_and_records_are_of_constant_size(
     assert not manifest.failures
     assert parents(records) == ["", *(one.coords.call_id for one in records[:-1])]
     for record in records:
-        assert record.replay.normalization_version == record.output.normalization_version == 2
+        assert record.replay.normalization_version == record.output.normalization_version == 3
         assert len(record.replay.tool_content_digest) == 32
         assert record.output.atom_count == 1
         assert not record.HasField("fingerprints")

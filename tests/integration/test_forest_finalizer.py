@@ -12,8 +12,10 @@ import pytest
 from callforest.capture.v1 import selection_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.rollout import RolloutOwner
+from callforest_mesh.chassis.configuration import load
 from callforest_mesh.cli import main
 from callforest_mesh.finalizer.service import FinalizerService
+from callforest_mesh.mesh_options import finalizer_options
 from tests.integration.finalizer_mesh import TENANT, FinalizerMesh, Player, read_again, take
 from tests.integration.forest_mesh import (
     ForestPlayer,
@@ -229,7 +231,9 @@ async def test_neither_a_clock_that_is_set_back_nor_who_finished_first_orders_ro
 async def test_six_rollouts_thirteen_rows_and_three_of_padding_over_four_ranks(
     tmp_path: Path,
 ) -> None:
-    mesh = await opened(tmp_path, row_multiple=4)
+    settings = ["trainer.batch.rank_count=4", "trainer.batch.train_microbatch_size=1"]
+    configured = finalizer_options(load(environment={}, settings=settings))
+    mesh = await opened(tmp_path, row_multiple=configured.row_multiple)
     try:
         for slot, roots in enumerate([3, 2, 2, 2, 3, 1]):
             player = ForestPlayer(mesh, f"r{slot}")

@@ -20,6 +20,7 @@ from callforest_client.gateway import RESPONSES
 from callforest_core.custody.tokens import TokenIds
 from callforest_mesh.worker.chat_text import Message
 from callforest_mesh.worker.scripted import ScriptedEngine, ScriptedOptions, ScriptedTurn
+from tests.integration.argument_echoes import ARGUMENT_ECHOES
 from tests.integration.first_path_mesh import (
     GO,
     WORDS,
@@ -75,27 +76,10 @@ async def echoed(
         return mesh, context
 
 
-EMITTED = '{"b":2,"a":1}'
-TWO_TO_53 = 2**53
-
-
 @pytest.mark.requirement("ADM-2")
 @pytest.mark.bugcase("B04")
 @pytest.mark.parametrize(
-    ("emitted", "variant", "expected"),
-    [
-        pytest.param(EMITTED, '{"a": 1, "b": 2}', "continuation", id="i-spaced-and-reordered"),
-        pytest.param(EMITTED, '{"\\u0062":2,"\\u0061":1}', "continuation", id="ii-escaped"),
-        pytest.param(EMITTED, '{"a":1,"b":3}', "rewritten_history", id="iii-another-value"),
-        pytest.param(EMITTED, '{"a":1,"a":1,"b":2}', "json", id="iv-a-key-twice"),
-        pytest.param(EMITTED, '{"a":1.0,"b":2}', "json", id="v-a-float"),
-        pytest.param(
-            f'{{"a":{TWO_TO_53 + 1}}}', f'{{"a": {TWO_TO_53 + 1}}}', "continuation", id="vi-exact"
-        ),
-        pytest.param(
-            f'{{"a":{TWO_TO_53 + 1}}}', f'{{"a":{TWO_TO_53}}}', "rewritten_history", id="vi-rounded"
-        ),
-    ],
+    ("emitted", "variant", "expected"), ARGUMENT_ECHOES.values(), ids=ARGUMENT_ECHOES
 )
 async def test_tool_arguments_are_compared_as_json(
     emitted: str, variant: str, expected: str, tmp_path: Path

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Final, NamedTuple, TypeAlias
 
 from callforest.capture.v1 import call_record_pb2 as pb
-from callforest_core.lineage.atoms import AtomKind, fields_of
+from callforest_core.lineage.atom import AtomKind, fields_of
 from callforest_core.lineage.canonical_json import canonical_json
 from callforest_core.lineage.source import effective_options
 
@@ -32,6 +32,26 @@ _VOLATILE: Final = re.compile(
     r"|\b(?=[a-f]*\d)[0-9a-f]{6,}\b|\d+",
     re.IGNORECASE,
 )
+
+
+_CERTAINTY: Final[Mapping[DifferenceClass, int]] = {
+    kind: place
+    for place, kind in enumerate(
+        (
+            pb.DIFFERENCE_CLASS_UNSPECIFIED,
+            pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY,
+            pb.DIFFERENCE_CLASS_SYSTEM_TEXT,
+            pb.DIFFERENCE_CLASS_VOLATILE_HEADER,
+            pb.DIFFERENCE_CLASS_EXTRA_KEYS,
+            pb.DIFFERENCE_CLASS_JSON,
+            pb.DIFFERENCE_CLASS_WHITESPACE,
+            pb.DIFFERENCE_CLASS_REASONING_MISSING,
+        )
+    )
+}
+"""Classes of histories, the least certain first. Two calls that have nothing to do with each other
+differ in system text or rewritten history; that they are equal but for white space, or that all
+that follows is equal, is no accident; masked digits can be one."""
 
 
 class Difference(NamedTuple):
@@ -54,15 +74,40 @@ def difference(recorded: Iterable[bytes], sent: Iterable[bytes]) -> Difference |
     Returns None when the request has the whole recorded history, whatever follows it.
     """
     known_atoms, other_atoms = iter(recorded), iter(sent)
-    for index, known in enumerate(known_atoms):
+    count = 0
+    for known in known_atoms:
         other = next(other_atoms, None)
         if other is None:
-            return Difference(pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY, index)
+            return Difference(pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY, count)
         if known != other:
-            if known[0] == AtomKind.REASONING and _goes_on(known_atoms, other, other_atoms):
-                return Difference(pb.DIFFERENCE_CLASS_REASONING_MISSING, index)
-            return Difference(_class_of(known, other), index)
+            kind = _class_at(known, known_atoms, other, other_atoms)
+            return Difference(kind, count)
+        count += 1
+    other = next(other_atoms, None)
+    if count and other is not None and other[0] == AtomKind.REST:
+        # More keys of an item that the recorded history ends with.
+        return Difference(pb.DIFFERENCE_CLASS_EXTRA_KEYS, count)
     return None
+
+
+def _class_at(
+    known: bytes, known_atoms: Iterator[bytes], other: bytes, other_atoms: Iterator[bytes]
+) -> DifferenceClass:
+    """Name the difference of two histories that differ in these atoms and go on with the others."""
+    if AtomKind.REST in {known[0], other[0]}:
+        if _goes_on_without_rest([known, *known_atoms], [other, *other_atoms]):
+            return pb.DIFFERENCE_CLASS_EXTRA_KEYS
+    elif known[0] == AtomKind.REASONING and _goes_on(known_atoms, other, other_atoms):
+        return pb.DIFFERENCE_CLASS_REASONING_MISSING
+    return _class_of(known, other)
+
+
+def _goes_on_without_rest(known_atoms: list[bytes], other_atoms: list[bytes]) -> bool:
+    """Say whether the second begins with the first, but for keys that no rule reads."""
+    known, other = (
+        [atom for atom in atoms if atom[0] != AtomKind.REST] for atoms in (known_atoms, other_atoms)
+    )
+    return known == other[: len(known)]
 
 
 def _goes_on(known: Iterator[bytes], other: bytes, others: Iterator[bytes]) -> bool:
@@ -74,6 +119,14 @@ def _goes_on(known: Iterator[bytes], other: bytes, others: Iterator[bytes]) -> b
         elif atom[0] != AtomKind.REASONING:
             return False
     return True
+
+
+def certainty(kind: DifferenceClass) -> int:
+    """Say how sure it is that histories that differ so have to do with each other; larger is surer.
+
+    Of several histories that share equally much with a request, the surest is the one it left.
+    """
+    return _CERTAINTY.get(kind, 0)
 
 
 def option_difference(

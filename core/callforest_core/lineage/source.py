@@ -4,7 +4,7 @@ A history is a chained digest over the atoms of a conversation, with the ends of
 It grows by new items without reading the old ones again, and two histories are equal exactly when
 their counts and digests are.
 
-    s_0 = H("callforest-source-v2")              s_i = H("callforest-source-v2" s_{i-1} LP(atom i))
+    s_0 = H("callforest-source-v3")              s_i = H("callforest-source-v3" s_{i-1} LP(atom i))
     t_0 = H("callforest-tool-content-v1")
     t_j = H("callforest-tool-content-v1" t_{j-1} u8(spelling))
 """
@@ -17,27 +17,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from callforest_core.lineage.atoms import (
-    NOTHING_SAID,
-    SAYING_KINDS,
-    AtomKind,
-    Spelling,
-    is_user_message,
-    item_atoms,
-    plain_atom,
-)
+from callforest_core.lineage.answer_atoms import Spelling
+from callforest_core.lineage.atom import NOTHING_SAID, SAYING_KINDS, AtomKind
+from callforest_core.lineage.atoms import is_user_message, item_atoms, plain_atom
 from callforest_core.lineage.canonical_json import canonical_json
 from callforest_core.lineage.fingerprint import UnreadableItemError
 from callforest_core.lineage.items import Dialect, Item
 
-SOURCE_VERSION: Final = 2
+SOURCE_VERSION: Final = 3
 """The normalization version; records of another are never continued."""
 BOUNDARIES_MAX: Final = 8
 """Most answer ends that a history remembers and a probe carries, the last ones."""
 NATIVE_IDS_MAX: Final = 64
 NATIVE_ID_LENGTH_MAX: Final = 256
 
-_SOURCE_DOMAIN: Final = b"callforest-source-v2"
+_SOURCE_DOMAIN: Final = b"callforest-source-v3"
 _SPELLING_DOMAIN: Final = b"callforest-tool-content-v1"
 _RENDER_DOMAIN: Final = b"callforest-render-v2"
 _NO_SOURCE: Final = hashlib.sha256(_SOURCE_DOMAIN).digest()

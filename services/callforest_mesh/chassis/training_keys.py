@@ -1,8 +1,9 @@
 """Keys of a GRPO configuration that this mesh knows by the names of the design (CFG-1, TRN-6).
 
 Such a file may be used as it is: a key whose value is what this mesh does anyway is accepted, one
-that asks for something else is refused at the start with the reason, and one that is an option
-here names it. None of them is read by anything else, so nothing is dropped in silence.
+that asks for something else is refused at the start with the reason, one that means what an option
+here means is that option, and one that differs in form names the option to write. None of them is
+read by anything else, so nothing is dropped in silence.
 
 Source: seed 1, "Configuration and supported scope".
 """
@@ -52,6 +53,19 @@ class MovedKey:
     key: str
     harmless: tuple[Value, ...]
     instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class SameKey:
+    """A key that means what an option here means: its value is that option's.
+
+    Attributes:
+        key: with dots.
+        option: section and name of the option.
+    """
+
+    key: str
+    option: tuple[str, str]
 
 
 _PER_ROLLOUT: Final = (
@@ -114,37 +128,39 @@ MOVED: Final = (
     MovedKey("policy.train_micro_batch_size", (), "trainer.batch.train_microbatch_size"),
     MovedKey("grpo.advantage_clip_low", (None,), "trainer.advantages.clip_low"),
     MovedKey("grpo.advantage_clip_high", (None,), "trainer.advantages.clip_high"),
-    MovedKey(
-        "async_rl.rollout_failure.min_step_batch_fraction",
-        (None,),
-        "trainer.min_step_batch_fraction",
-    ),
     MovedKey("grpo.overlong_filtering", (False,), "trainer.advantages.overlong_filtering"),
     MovedKey("grpo.masked_reward_policy", (), "trainer.advantages.masked_reward_policy"),
 )
+SAME: Final = (
+    # The part of a step's groups that must be kept; with less training stops.
+    SameKey(
+        "async_rl.rollout_failure.min_step_batch_fraction", ("trainer", "min_step_batch_fraction")
+    ),
+)
+_KNOWN: Final = tuple(one.key for one in (*FIXED, *MOVED, *SAME))
 
 
 def take_training_keys(tree: dict[str, Value]) -> None:
-    """Check such keys of a configuration and take them out of it.
+    """Check such keys of a configuration and take them out of it, or to where they are read.
 
     Args:
         tree: the configuration as it was read; changed.
 
     Raises:
-        ConfigurationError: a key is not known, or its value asks for what is not done here.
+        ConfigurationError: a key is not known, its value asks for what is not done here, or the
+            option that it means says something else.
     """
     for section in SECTIONS:
         values = tree.pop(section, None)
         for key, value in _leaves(section, {} if values is None else values):
-            _check(key, value)
+            _check(key, value, tree)
     capture = tree.get("token_capture")
     if isinstance(capture, dict):
-        known = {one.key for one in (*FIXED, *MOVED)}
-        for name in [name for name in capture if f"token_capture.{name}" in known]:
-            _check(f"token_capture.{name}", capture.pop(name))
+        for name in [name for name in capture if f"token_capture.{name}" in _KNOWN]:
+            _check(f"token_capture.{name}", capture.pop(name), tree)
 
 
-def _check(key: str, value: Value) -> None:
+def _check(key: str, value: Value, tree: dict[str, Value]) -> None:
     for fixed in FIXED:
         if fixed.key == key:
             if not _is_one_of(value, fixed.allowed):
@@ -158,21 +174,40 @@ def _check(key: str, value: Value) -> None:
                     key, f"is {moved.instead} here; rename it and keep its value"
                 )
             return
+    for same in SAME:
+        if same.key == key:
+            _put(same, value, tree)
+            return
     where, _, name = key.rpartition(".")
-    within = [one.key for one in (*FIXED, *MOVED) if one.key.startswith(f"{where}.")]
+    within = [one for one in _KNOWN if one.startswith(f"{where}.")]
     raise unknown_key(name, [one[len(where) + 1 :] for one in within], where)
+
+
+def _put(same: SameKey, value: Value, tree: dict[str, Value]) -> None:
+    """Give an option the value of the key that means it; its own schema judges the value."""
+    name, option = same.option
+    section = tree.get(name)
+    if section is None:
+        section = tree[name] = {}
+    if not isinstance(section, dict):
+        return  # refused as no section
+    if option in section and section[option] != value:
+        raise ConfigurationError(
+            same.key,
+            f"is {value!r}, but {name}.{option}, which means the same, {section[option]!r}",
+        )
+    section[option] = value
 
 
 def _leaves(where: str, values: Value) -> list[tuple[str, Value]]:
     """Give the keys of a section that are known as such or hold no section, with their values."""
     if not isinstance(values, dict):
         raise ConfigurationError(where, f"must be a section with keys, not {values!r}")
-    prefixes = tuple(one.key for one in (*FIXED, *MOVED))
     leaves: list[tuple[str, Value]] = []
     for name, value in values.items():
         key = dotted(where, name)
         is_section = isinstance(value, Mapping) and any(
-            known.startswith(f"{key}.") for known in prefixes
+            known.startswith(f"{key}.") for known in _KNOWN
         )
         leaves += _leaves(key, value) if is_section else [(key, value)]
     return leaves

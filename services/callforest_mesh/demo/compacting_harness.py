@@ -19,6 +19,7 @@ from callforest_mesh.demo.recency import RecencyHistory, RecencyOptions
 from callforest_mesh.demo.response_selection import (
     CallLimitError,
     ResponseSelector,
+    RetriesSpentError,
     SelectionLimits,
 )
 
@@ -57,7 +58,10 @@ class CompactingHarness:
     options: CompactingOptions = field(default_factory=CompactingOptions)
 
     async def play(self, client: openai.AsyncOpenAI, model: str, opening: str) -> Played:
-        """Play one rollout; it ends early when the guard lets no context through.
+        """Play one rollout.
+
+        It ends early, with what was accepted until then, when the guard lets no context through or
+        the limits of the sampling are spent.
 
         Raises:
             openai.OpenAIError: a call failed.
@@ -72,8 +76,8 @@ class CompactingHarness:
         total = 0
         while len(accepted) < options.turns and await self._fits(client, model, history):
             try:
-                completion = await selector.select_response(history.context(), _has_action)
-            except CallLimitError:
+                completion = await selector.select_response(history.context(), _says_something)
+            except (CallLimitError, RetriesSpentError):
                 break
             accepted.append(completion)
             answer = _text(completion)
@@ -123,9 +127,9 @@ async def measure(client: openai.AsyncOpenAI, model: str, history: RecencyHistor
     return count
 
 
-def _has_action(completion: ChatCompletion) -> bool:
-    """Accept an answer that holds an action."""
-    return read_action(_text(completion)) != 0
+def _says_something(completion: ChatCompletion) -> bool:
+    """Accept an answer that is not blank: one without a digit is a pass, which the game allows."""
+    return bool(_text(completion).strip())
 
 
 def _observation(total: int, words: int) -> str:

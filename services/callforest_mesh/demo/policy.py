@@ -31,6 +31,7 @@ class Policy:
         learning_rate: constant.
         loop: how much is played.
         note: said before anything else.
+        has_bars: whether the run fails when its figures miss the bars of TRN-9.
     """
 
     make: _Maker
@@ -39,6 +40,7 @@ class Policy:
     learning_rate: float
     loop: LoopOptions
     note: str = ""
+    has_bars: bool = False
 
 
 def _make_tiny(state: Path, seed: int) -> Path:
@@ -87,4 +89,4 @@ def compacting(policy: Policy) -> Policy:
         harness=CompactingHarness(),
         mode=attempt_pb2.CAPTURE_MODE_FOREST,
     )
-    return replace(policy, loop=loop)
+    return replace(policy, loop=loop, has_bars=True)

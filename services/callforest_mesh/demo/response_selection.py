@@ -1,8 +1,10 @@
 """Reject a definite response and sample again, within limits (CAP-12).
 
 A resample is a new logical request: the same messages under a new idempotency key. What was
-rejected enters neither the history nor the result. Whether a request that broke was served is not
-known, so nothing is sent again after that: the client is closed.
+rejected enters neither the history nor the result, the last sample too: when that is rejected, the
+turn has no answer. Whether a request that broke was served is not known, so nothing is sent again
+after that: the client is closed. Of one whose body did not arrive it is known that no call began;
+it is sent again as it was.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 OVERHEAD_HEADER: Final = "x-callforest-overhead-ms"
+_NOT_ARRIVED: Final = 408
+"""The gateway's word that the request did not arrive whole: it announces no call before it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class SelectionLimits:
     """How often may be sampled.
 
     Attributes:
-        max_response_retries: resamples of one turn.
+        max_response_retries: resamples of one turn, and requests sent again that did not arrive.
         max_model_calls: calls of one rollout, rejected ones included.
     """
 
@@ -44,6 +48,10 @@ class SelectionLimits:
 
 class CallLimitError(Exception):
     """The rollout has made all its model calls."""
+
+
+class RetriesSpentError(Exception):
+    """Every sample of the turn that the limits allow was rejected; the rollout ends here."""
 
 
 class ClientClosedError(Exception):
@@ -76,25 +84,34 @@ class ResponseSelector:
         messages: Sequence[ChatCompletionMessageParam],
         accept: Callable[[ChatCompletion], bool],
     ) -> ChatCompletion:
-        """Ask until a response is accepted; the last one that the limits allow is accepted as is.
+        """Ask until a response is accepted; each one is judged, the last one too.
 
         Args:
             messages: the turn's context; unchanged between the samples.
             accept: judges a complete response.
 
         Raises:
+            RetriesSpentError: none was accepted.
             CallLimitError: no call is left.
             ClientClosedError: an earlier request had no definite answer.
             openai.OpenAIError: this one was refused, or had none.
         """
+        key = _new_key()
         for left in range(self.limits.max_response_retries, -1, -1):
-            completion = await self._ask(messages)
-            is_last = left == 0 or self.calls == self.limits.max_model_calls
-            if is_last or accept(completion):
+            try:
+                completion = await self._ask(messages, key)
+            except openai.APIStatusError as error:
+                if error.status_code != _NOT_ARRIVED or not left:
+                    raise
+                continue  # the same request: nobody has seen it
+            if accept(completion):
                 return completion
-        raise AssertionError("the last sample is accepted")
+            key = _new_key()
+        raise RetriesSpentError(f"{self.limits.max_response_retries} retries, none accepted")
 
-    async def _ask(self, messages: Sequence[ChatCompletionMessageParam]) -> ChatCompletion:
+    async def _ask(
+        self, messages: Sequence[ChatCompletionMessageParam], key: str
+    ) -> ChatCompletion:
         if self._is_closed:
             raise ClientClosedError
         if self.calls >= self.limits.max_model_calls:
@@ -106,14 +123,20 @@ class ResponseSelector:
                 messages=messages,
                 max_completion_tokens=self.answer_tokens,
                 temperature=1.0,
-                extra_headers={"Idempotency-Key": str(uuid.uuid4())},
+                extra_headers={"Idempotency-Key": key},
             )
             completion = raw.parse()
         except openai.APIStatusError as error:
             self._is_closed = error.status_code >= 500
+            if error.status_code == _NOT_ARRIVED:
+                self.calls -= 1  # no call began
             raise
         except openai.OpenAIError:
             self._is_closed = True
             raise
         self.overhead_ms.append(float(raw.headers.get(OVERHEAD_HEADER, "nan")))
         return completion
+
+
+def _new_key() -> str:
+    return str(uuid.uuid4())

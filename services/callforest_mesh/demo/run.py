@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import shutil
 import socket
 import time
@@ -28,6 +29,7 @@ from callforest_mesh.chassis.configuration import (
     load,
 )
 from callforest_mesh.chassis.log_lines import write_log
+from callforest_mesh.demo.bars import Bars
 from callforest_mesh.demo.curve import draw_curve
 from callforest_mesh.demo.loop import (
     DemoLoop,
@@ -74,6 +76,14 @@ class DemoOptions:
         return replace(self.policy.loop, steps=steps)
 
     @property
+    def bars(self) -> Bars | None:
+        """What the run must reach, if it must."""
+        loop = self.loop
+        if not self.policy.has_bars:
+            return None
+        return Bars(loop.steps, loop.groups_per_step, loop.rollouts_per_group)
+
+    @property
     def rate(self) -> float:
         """The learning rate in use."""
         return self.policy.learning_rate if self.learning_rate is None else self.learning_rate
@@ -111,8 +121,8 @@ class DemoSummary:
             "reward_last": round(rewards[-1], 4),
             "max_reward": round(max(rewards), 4),
             "reward_gain": round(reward_gain(rewards), 4),
-            "max_tmpe": max(one.token_mult_prob_error for one in metrics),
-            "max_gen_kl_error": max(one.gen_kl_error for one in metrics),
+            "max_tmpe": _largest([one.token_mult_prob_error for one in metrics]),
+            "max_gen_kl_error": _largest([one.gen_kl_error for one in metrics]),
             "capture_ms_p50": sorted(r.overhead_ms_p50 for r in self.reports)[len(metrics) // 2],
             "setup_s": round(self.setup_seconds, 1),
             "train_s": round(self.seconds, 1),
@@ -120,14 +130,23 @@ class DemoSummary:
         }
 
 
+def _largest(errors: list[float]) -> float:
+    """Give the largest; not a number if one is none, which `max` could pass over."""
+    return max(errors, key=lambda error: (math.isnan(error), error))
+
+
 def main(options: DemoOptions) -> int:
-    """Run the demo and print it; give the exit status."""
+    """Run the demo and print it; give the exit status: 1 when it missed a bar."""
     write_log("demo", style="text", level=logging.WARNING)
     summary = asyncio.run(run_demo(options))
+    result = summary.result()
+    missed = [] if options.bars is None else options.bars.missed(result)
     print()
     print(f"pictures: {options.out / 'reward.svg'} and {options.out / 'rollout.svg'}")
-    print("RESULT " + json.dumps(summary.result()))
-    return 0
+    for one in missed:
+        print(f"MISSED {one}")
+    print("RESULT " + json.dumps(result))
+    return 1 if missed else 0
 
 
 async def run_demo(options: DemoOptions) -> DemoSummary:

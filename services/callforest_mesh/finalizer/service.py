@@ -38,7 +38,8 @@ class FinalizerOptions:
 
     Attributes:
         path: the store's directory.
-        row_multiple: groups are padded to a multiple of this many rows (FIN-6).
+        row_multiple: groups are padded to a multiple of this many rows (FIN-6); in a mesh with a
+            trainer it follows from that one's batches.
         selection_policy: what selects in forest mode when a request does not: `returned_history`,
             `all_captured`, or `package.module:function` (SEL-4).
         min_valid_fraction_per_group: a group with a smaller part of verified rollouts is dropped,

@@ -101,14 +101,22 @@ class KeptCall:
     depth: int = field(init=False)
     stretch: _Stretch | None = field(init=False, default=None)
     child_count: int = field(init=False, default=0)
+    # None of the first call itself, which would keep itself alive.
+    _root: KeptCall | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Place the call in its chain."""
         parent = self.parent
+        self._root = parent.root if parent else None
         self.turn_count = self.asked.count + (parent.turn_count if parent else 0)
         self.depth = parent.depth + 1 if parent else 0
         if self.start is None and self.depth % _STRETCH == _STRETCH - 1:
             self.stretch = _stretch_to(self)
+
+    @property
+    def root(self) -> KeptCall:
+        """The first call of its chain."""
+        return self if self._root is None else self._root
 
     @property
     def size_bytes(self) -> int:
@@ -238,6 +246,25 @@ class Histories:
         self._leaves[call] = None
         self._bytes += size
         self._count += 1
+
+    def newest_of_roots(self, capture_key: str, count: int) -> list[KeptCall]:
+        """Give of each root of an attempt the call that was kept last; so many, the last first."""
+        newest: dict[KeptCall, KeptCall] = {}
+        for call in self.recent(capture_key, self._count):
+            if call.root not in newest:
+                newest[call.root] = call
+                if len(newest) == count:
+                    break
+        return list(newest.values())
+
+    def ends_of(self, root: KeptCall, count: int) -> list[KeptCall]:
+        """Give the calls of a root that no kept call goes on from; so many, the last first.
+
+        Of all calls of a root, what was asked is part of what these asked; not what they answered.
+        """
+        calls = self.recent(root.capture_key, self._count)
+        ends = (call for call in calls if call.root is root and not call.child_count)
+        return list(islice(ends, count))
 
     def _is_kept(self, call: KeptCall) -> bool:
         return call.call_id in self._attempts.get(call.capture_key, {})

@@ -18,7 +18,7 @@ from callforest.capture.v1 import (
 from callforest_client.source_codec import output_summary_to_proto, source_summary_to_proto
 from callforest_core.lineage.atoms import atoms_of
 from callforest_core.lineage.canonical_json import CanonicalJsonError
-from callforest_core.lineage.difference import difference, option_difference
+from callforest_core.lineage.difference import certainty, difference, option_difference
 from callforest_core.lineage.fingerprint import UnreadableItemError
 from callforest_core.lineage.items import Dialect, Item
 from callforest_core.lineage.source import SourceHistory, output_summary
@@ -28,8 +28,10 @@ from callforest_mesh.gateway.histories import Histories, KeptCall, RenderOptions
 from callforest_mesh.gateway.json_body import write_items
 from callforest_mesh.gateway.response_input import messages_of
 
-_COMPARED_CALLS: Final = 4
-"""So many of the calls that were kept last a history is compared with, beside the nearest."""
+_COMPARED_ROOTS: Final = 32
+"""With so many conversations of its attempt a history is compared, those that grew last."""
+_COMPARED_ENDS: Final = 32
+"""And of the one that it shares most with, with so many ways in which it went on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,16 +91,23 @@ class SourceEvidence:
             return self._changed_option(root.nearest_call_id)
         if root.reason != capture_admission_pb2.ROOT_REASON_HISTORY_NOT_RECORDED:
             return None
-        compared = self.histories.recent(self.capture_key, _COMPARED_CALLS)
-        nearest = self.histories.get(self.capture_key, root.nearest_call_id)
-        if nearest is not None and nearest not in compared:
-            compared.append(nearest)
+        left = self._left(root.nearest_call_id)
+        return _unknown(root.nearest_call_id) if left is None else left
+
+    def _left(self, nearest_call_id: str) -> call_record_pb2.HistoryDifference | None:
+        """Compare with the attempt's conversations; name the difference from the likeliest."""
         before = [] if self.known is None else self.known.request_parts()
-        sent = [*_atoms(before), *atoms_of(self.new_items)]
-        found = [_compared(call, sent) for call in compared]
-        if not found:
-            return _unknown(root.nearest_call_id)
-        return max(found, key=lambda one: one.atom_index)
+        comparison = _Comparison(self, [*_atoms(before), *atoms_of(self.new_items)])
+        # Calls that the request goes on from, but for what it made of their answers.
+        nearest = self.histories.get(self.capture_key, nearest_call_id)
+        left = [call for call in (nearest, self.known) if call is not None]
+        roots = self.histories.newest_of_roots(self.capture_key, _COMPARED_ROOTS)
+        likeliest = comparison.likeliest([*left, *roots])
+        if likeliest is None:
+            return None
+        ends = self.histories.ends_of(likeliest.root, _COMPARED_ENDS)
+        likeliest = comparison.likeliest([likeliest, *ends])
+        return None if likeliest is None else comparison.with_call(likeliest)
 
     def keep(self, call_id: str, served: ServedResponse) -> None:
         """Keep what the call added to the history, now that it can be a predecessor."""
@@ -173,15 +182,51 @@ def _atoms(parts: list[Turns]) -> Iterator[bytes]:
         yield from atoms_of(json.loads(b"[" + part.items + b"]"))
 
 
-def _compared(call: KeptCall, sent: list[bytes]) -> call_record_pb2.HistoryDifference:
-    """Compare a request with a kept call; one that only goes on differs behind it."""
-    found = difference(_atoms(call.parts()), sent)
-    rewritten = call_record_pb2.DIFFERENCE_CLASS_REWRITTEN_HISTORY
-    return call_record_pb2.HistoryDifference(
-        kind=found.kind if found else rewritten,
-        against_call_id=call.call_id,
-        atom_index=found.atom_index if found else call.history.atom_count,
-    )
+class _Comparison:
+    """A request, compared with kept calls; each turn of them is read once.
+
+    Args:
+        evidence: the request's.
+        sent: its atoms.
+    """
+
+    def __init__(self, evidence: SourceEvidence, sent: list[bytes]) -> None:
+        self._evidence = evidence
+        self._sent = sent
+        self._atoms: dict[Turns, list[bytes]] = {}
+        self._found: dict[KeptCall, call_record_pb2.HistoryDifference] = {}
+
+    def with_call(self, call: KeptCall) -> call_record_pb2.HistoryDifference:
+        """Compare with a call; a request that only goes on differs behind it."""
+        if call not in self._found:
+            found = difference(self._atoms_of(call), self._sent)
+            rewritten = call_record_pb2.DIFFERENCE_CLASS_REWRITTEN_HISTORY
+            self._found[call] = call_record_pb2.HistoryDifference(
+                kind=found.kind if found else rewritten,
+                against_call_id=call.call_id,
+                atom_index=found.atom_index if found else call.history.atom_count,
+            )
+        return self._found[call]
+
+    def likeliest(self, calls: list[KeptCall]) -> KeptCall | None:
+        """Give the call whose history the request is likeliest to have left; of equals the first.
+
+        It shares most; then the difference is one that no accident makes; then it was asked in the
+        same way.
+        """
+        return max(calls, key=self._likelihood, default=None)
+
+    def _likelihood(self, call: KeptCall) -> tuple[int, int, int]:
+        found = self.with_call(call)
+        same_dialect = call.dialect is self._evidence.dialect
+        same_options = call.options.digest == self._evidence.options.digest
+        return found.atom_index, certainty(found.kind), same_dialect + same_options
+
+    def _atoms_of(self, call: KeptCall) -> Iterator[bytes]:
+        for part in call.parts():
+            if part not in self._atoms:
+                self._atoms[part] = list(_atoms([part]))
+            yield from self._atoms[part]
 
 
 def _unknown(call_id: str) -> call_record_pb2.HistoryDifference:

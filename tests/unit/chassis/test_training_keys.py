@@ -8,37 +8,78 @@ import yaml
 from callforest_mesh.chassis.configuration import load
 from callforest_mesh.chassis.configuration_section import ConfigurationError
 from callforest_mesh.chassis.token_capture import TokenCapture
+from callforest_mesh.mesh_options import check_all, trainer_options
 
 pytestmark = pytest.mark.requirement("CFG-1")
 
-# The overrides of the design, as it prints them, but for what is an option of its own here.
-DESIGN = """
+# Seed 1, "Configuration and supported scope", letter for letter.
+DESIGN = """\
 token_capture:
   enabled: true
   forest_training: true
   selection_policy: returned_history
   defer_routed_experts_to_policy: false
 policy:
-  megatron_cfg: {enabled: true}
-  automodel_cfg: {enabled: false}
-  sequence_packing: {enabled: false}
-  dynamic_batching: {enabled: false}
+  megatron_cfg:
+    enabled: true
+  automodel_cfg:
+    enabled: false
+  sequence_packing:
+    enabled: false
+  dynamic_batching:
+    enabled: false
 grpo:
   calculate_advantages_on_gpu: false
-  overlong_filtering: false
 loss_fn:
   token_level_loss: true
   sequence_level_importance_ratios: false
 async_rl:
-  rollout_failure: {redispatch: false}
+  rollout_failure:
+    min_step_batch_fraction: 1  # Optional floor; drop budgets must also permit losses.
 """
+FLOOR = "async_rl.rollout_failure.min_step_batch_fraction"
 
 
-def test_the_overrides_of_the_design_are_accepted_as_they_are(tmp_path: Path) -> None:
+def test_the_overrides_of_the_design_are_valid_together(tmp_path: Path) -> None:
     file = tmp_path / "design.yaml"
     file.write_text(DESIGN)
-    read = load(file, environment={})
+    settings = ["worker.engine=scripted", f"trainer.model_path={tmp_path}"]
+    read = load(file, environment={}, settings=settings)
+    check_all(read)
     assert read.token_capture == TokenCapture(forest_training=True)
+    assert trainer_options(read).min_step_batch_fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "grpo.overlong_filtering=false",
+        "grpo.reward_penalties=null",
+        "async_rl.rollout_failure.redispatch=false",
+    ],
+)
+def test_a_key_that_asks_for_what_is_done_anyway_is_accepted(harmless: str) -> None:
+    assert load(environment={}, settings=[harmless]) == load(environment={})
+
+
+@pytest.mark.requirement("FIN-7")
+@pytest.mark.parametrize(("written", "meant"), [("0.5", 0.5), ("1", 1.0), ("null", None)])
+def test_the_floor_of_a_step_is_the_trainers_option(
+    written: str, meant: float | None, tmp_path: Path
+) -> None:
+    model = f"trainer.model_path={tmp_path}"
+    for also in ([], [f"trainer.min_step_batch_fraction={written}"]):
+        read = load(environment={}, settings=[model, f"{FLOOR}={written}", *also])
+        assert trainer_options(read).min_step_batch_fraction == meant
+
+
+def test_a_floor_that_is_told_twice_must_be_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"which means the same, 0\.75") as caught:
+        load(environment={}, settings=[f"{FLOOR}=0.5", "trainer.min_step_batch_fraction=0.75"])
+    assert caught.value.key == FLOOR
+    read = load(environment={}, settings=[f"trainer.model_path={tmp_path}", f"{FLOOR}=1.5"])
+    with pytest.raises(ConfigurationError, match="min_step_batch_fraction must be above 0"):
+        trainer_options(read)
 
 
 def test_without_a_section_attempts_are_of_chain_mode() -> None:
@@ -97,9 +138,6 @@ def test_without_a_section_attempts_are_of_chain_mode() -> None:
          "loss_fn.sequence_level_importance_ratios", "cut into rows"),
         ("loss_fn.sequence_mask=true", "loss_fn.sequence_mask", "how rows were cut"),
         ("data.loss_multiplier=2", "data.loss_multiplier", "weighs the same"),
-        ("async_rl.rollout_failure.min_step_batch_fraction=0.5",
-         "async_rl.rollout_failure.min_step_batch_fraction",
-         "trainer.min_step_batch_fraction here; rename it and keep its value"),
         ("async_rl.rollout_failure.redispatch=true", "async_rl.rollout_failure.redispatch",
          "dropped"),
         ("grpo=1", "grpo", "must be a section"),

@@ -16,6 +16,7 @@ from callforest_mesh.demo.response_selection import (
     CallLimitError,
     ClientClosedError,
     ResponseSelector,
+    RetriesSpentError,
     SelectionLimits,
 )
 
@@ -119,12 +120,83 @@ async def test_both_limits_bound_the_samples() -> None:
         count += 1
         return _completion("no", count)
 
+    judged: list[str] = []
+
+    def reject(completion: ChatCompletion) -> bool:
+        judged.append(completion.id)
+        return False
+
     selector = _selector(answer, max_response_retries=2, max_model_calls=4)
-    assert (await selector.select_response(OPENING, _never)).id == "chatcmpl-3"
-    assert (await selector.select_response(OPENING, _never)).id == "chatcmpl-4"
+    with pytest.raises(RetriesSpentError):
+        await selector.select_response(OPENING, reject)
+    assert judged == ["chatcmpl-1", "chatcmpl-2", "chatcmpl-3"], "the last one is judged too"
+    with pytest.raises(CallLimitError):
+        await selector.select_response(OPENING, reject)
+    assert judged[3:] == ["chatcmpl-4"]
+    assert count == selector.calls == 4
+
+
+@pytest.mark.requirement("CAP-12")
+async def test_the_last_sample_that_the_limits_allow_can_be_accepted() -> None:
+    answers = [_completion("no", 1), _completion("7", 2)]
+    selector = _selector(lambda _: answers.pop(0), max_response_retries=1, max_model_calls=2)
+    chosen = await selector.select_response(
+        OPENING, lambda one: one.choices[0].message.content == "7"
+    )
+    assert chosen.id == "chatcmpl-2"
     with pytest.raises(CallLimitError):
         await selector.select_response(OPENING, _never)
-    assert count == selector.calls == 4
+
+
+@pytest.mark.requirement("CAP-12")
+@pytest.mark.parametrize("rejected_at", [1, 3])
+async def test_a_turn_whose_samples_were_all_rejected_ends_the_rollout(rejected_at: int) -> None:
+    """What was rejected is in neither the history that is shown nor the one that is returned."""
+    shown: list[str] = []
+    turns = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal turns
+        if request.url.path == "/context/r1/measure":
+            turns += 1
+            return httpx.Response(200, json={"prompt_token_count": 1, "is_exact": True})
+        shown.append(request.content.decode())
+        text = " \n" if turns >= rejected_at else "no digit"
+        return _completion(text, len(shown))
+
+    limits = SelectionLimits(max_response_retries=2)
+    played = await CompactingHarness(CompactingOptions(limits=limits)).play(
+        _client(answer), "m", "go"
+    )
+    accepted = rejected_at - 1
+    assert len(shown) == accepted + 3
+    assert played.answers == ("no digit",) * accepted
+    assert len(json.loads(played.result)["responses"]) == accepted
+    assert played.response_id == (f"chatcmpl-{accepted}" if accepted else "")
+    assert " \n" not in [one["content"] for body in shown for one in json.loads(body)["messages"]]
+
+
+@pytest.mark.requirement("CAP-12")
+async def test_a_request_that_did_not_arrive_is_sent_again_as_it_was() -> None:
+    """The gateway's 408: it read no whole body, so that no call can have begun."""
+    seen: list[tuple[str, bytes]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.headers["Idempotency-Key"], request.content))
+        if len(seen) < 3:
+            return httpx.Response(408, json={"error": {"message": "late"}})
+        return _completion("7", len(seen))
+
+    selector = _selector(answer, max_response_retries=2, max_model_calls=1)
+    assert (await selector.select_response(OPENING, lambda _: True)).id == "chatcmpl-3"
+    assert len(set(seen)) == 1
+    assert selector.calls == 1, "what did not arrive was no call"
+    seen.clear()
+    selector = _selector(answer, max_response_retries=1)
+    with pytest.raises(openai.APIStatusError, match="late"):
+        await selector.select_response(OPENING, lambda _: True)
+    assert len(seen) == 2
+    assert (await selector.select_response(OPENING, lambda _: True)).id == "chatcmpl-3"
 
 
 @pytest.mark.requirement("CAP-12")

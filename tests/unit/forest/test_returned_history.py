@@ -202,7 +202,7 @@ def _refused(result: object, records: list[CallRecord] | None = None) -> Selecti
 TRIPLETS = [*TWINS, record("t3", [said("ok")], A, intent=4)]
 OTHER_RULES = [
     A,
-    replace(B, output=None if B.output is None else replace(B.output, normalization_version=3)),
+    replace(B, output=None if B.output is None else replace(B.output, normalization_version=4)),
 ]
 
 

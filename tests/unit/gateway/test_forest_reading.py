@@ -17,9 +17,8 @@ from callforest_mesh.gateway.evidence import Claim
 from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
 from callforest_mesh.gateway.refusals import HttpRefusal
+from tests.unit.gateway.read_requests import CHAT, GO, RESPONSES, body_of, serve
 
-CHAT, RESPONSES = Dialect.CHAT, Dialect.RESPONSES
-GO = {"role": "user", "content": "go"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "run", "arguments": '{"a": 1}'}}
 TOOL = {"role": "tool", "tool_call_id": "call_1", "content": "done"}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
@@ -41,22 +40,6 @@ def histories() -> Histories:
 @pytest.fixture
 def reader(histories: Histories) -> ForestReader:
     return ForestReader(histories)
-
-
-def body_of(dialect: Dialect, turns: object, **fields: object) -> bytes:
-    name = core.turns_name(dialect)
-    return json.dumps({"model": "m", name: turns, **fields}).encode()
-
-
-def serve(
-    request: core.NormalisedRequest, call_id: str, message: dict[str, object]
-) -> core.ServedResponse:
-    """Be the engine, and keep the call as one that has its record."""
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
-    completion = {"id": f"chatcmpl-{call_id}", "choices": [choice]}
-    served = core.read_response(json.dumps(completion).encode(), request)
-    request.evidence.keep(call_id, served)
-    return served
 
 
 def echo_of(dialect: Dialect, served: core.ServedResponse) -> list[object]:
@@ -326,69 +309,3 @@ def test_options_without_normal_form_match_nothing(reader: ForestReader) -> None
     one = probe_of(reader.read("k", body_of(CHAT, [GO], seed=1, **odd), CHAT))
     other = probe_of(reader.read("k", body_of(CHAT, [GO], seed=2, **odd), CHAT))
     assert one.render_digest != other.render_digest
-
-
-def root(
-    reason: capture_admission_pb2.RootReason.ValueType, nearest: str = ""
-) -> capture_admission_pb2.Verdict:
-    found = capture_admission_pb2.Root(reason=reason, nearest_call_id=nearest)
-    return capture_admission_pb2.Verdict(root=found)
-
-
-NOT_RECORDED = root(capture_admission_pb2.ROOT_REASON_HISTORY_NOT_RECORDED)
-
-
-@pytest.mark.requirement("OPS-4")
-@pytest.mark.parametrize(
-    ("changed", "kind", "place"),
-    [
-        ({0: {"role": "system", "content": "other rules"}}, "SYSTEM_TEXT", 0),
-        ({1: {"role": "user", "content": "g o"}}, "WHITESPACE", 1),
-        ({1: {"role": "user", "content": "stop"}}, "REWRITTEN_HISTORY", 1),
-        ({2: {"role": "assistant", "content": "another"}}, "REWRITTEN_HISTORY", 2),
-    ],
-)
-def test_a_root_says_where_it_left_the_history(
-    reader: ForestReader, changed: dict[int, object], kind: str, place: int
-) -> None:
-    turns: list[object] = [{"role": "system", "content": "rules"}, GO]
-    serve(reader.read("k", body_of(CHAT, turns), CHAT), "c1", {"content": "HAVING"})
-    turns += [{"role": "assistant", "content": "HAVING"}, GO]
-    second = reader.read("k", body_of(CHAT, turns), CHAT)
-    assert second.evidence.explain(root(capture_admission_pb2.ROOT_REASON_NO_MODEL_ITEMS)) is None
-    for index, turn in changed.items():
-        turns[index] = turn
-    difference = reader.read("k", body_of(CHAT, turns), CHAT).evidence.explain(NOT_RECORDED)
-    assert difference is not None
-    check(difference)
-    assert call_record_pb2.DifferenceClass.Name(difference.kind) == f"DIFFERENCE_CLASS_{kind}"
-    assert (difference.atom_index, difference.against_call_id) == (place, "c1")
-
-
-@pytest.mark.requirement("OPS-4")
-def test_the_changed_option_is_named(reader: ForestReader) -> None:
-    tools = [{"type": "function", "function": {"name": "run"}}]
-    serve(reader.read("k", body_of(CHAT, [GO], tools=tools), CHAT), "c1", {"content": "x"})
-    turns = [GO, {"role": "assistant", "content": "x"}, GO]
-    verdict = root(capture_admission_pb2.ROOT_REASON_RENDER_OPTIONS_CHANGED, "c1")
-    for fields, kind, name in (
-        ({}, "TOOL_SET", "tools"),
-        ({"tools": tools, "reasoning_effort": "low"}, "TEMPLATE", "reasoning_effort"),
-    ):
-        request = reader.read("k", body_of(CHAT, turns, **fields), CHAT)
-        difference = request.evidence.explain(verdict)
-        assert difference is not None
-        assert call_record_pb2.DifferenceClass.Name(difference.kind) == f"DIFFERENCE_CLASS_{kind}"
-        assert (difference.detail, difference.atom_index) == (name, 2)
-
-
-@pytest.mark.requirement("OPS-4")
-def test_what_is_no_longer_kept_is_not_known() -> None:
-    reader = ForestReader(Histories(0, 0))
-    turns = [GO, {"role": "assistant", "content": "x"}, GO]
-    request = reader.read("k", body_of(CHAT, turns), CHAT)
-    options = root(capture_admission_pb2.ROOT_REASON_RENDER_OPTIONS_CHANGED, "c1")
-    for verdict in (NOT_RECORDED, options):
-        difference = request.evidence.explain(verdict)
-        assert difference is not None
-        assert difference.kind == call_record_pb2.DIFFERENCE_CLASS_NOT_KNOWN

@@ -131,6 +131,20 @@ def test_the_calls_kept_last_are_named_newest_first() -> None:
     assert histories.recent("other", 2) == []
 
 
+def test_conversations_are_named_by_the_calls_kept_last() -> None:
+    histories = Histories(1 << 20, 100)
+    chain(histories, "a", "b", "c")
+    root = histories.get("k", "a")
+    histories.keep(call("d", root))
+    histories.keep(call("e"))
+    assert root is not None
+    assert [one.call_id for one in histories.newest_of_roots("k", 9)] == ["e", "d"]
+    assert [one.call_id for one in histories.newest_of_roots("k", 1)] == ["e"]
+    assert [one.call_id for one in histories.ends_of(root, 9)] == ["d", "c"]
+    assert [one.call_id for one in histories.ends_of(root, 1)] == ["d"]
+    assert histories.newest_of_roots("other", 2) == []
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 30), st.integers(1, 300)), max_size=60),
     st.integers(0, 40_000),

@@ -10,19 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callforest_core.lineage.answer_atoms import Spelling
 from callforest_core.lineage.arguments import source_arguments
-from callforest_core.lineage.atoms import (
-    AtomKind,
-    Spelling,
-    atoms_of,
-    fields_of,
-    item_atoms,
-    plain_atom,
-)
+from callforest_core.lineage.atom import AtomKind
+from callforest_core.lineage.atoms import atoms_of, item_atoms, plain_atom
 from callforest_core.lineage.canonical_json import canonical_json
 from callforest_core.lineage.fingerprint import UnreadableItemError
+from tests.unit.lineage.written_items import Sent, answer, call, read
 
-Sent = dict[str, object]
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -32,19 +27,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner),
     max_leaves=8,
 )
-
-
-def read(*items: object) -> list[tuple[AtomKind, list[str]]]:
-    return [fields_of(atom) for atom in atoms_of(items)]
-
-
-def call(arguments: object = "{}", **entry: object) -> Sent:
-    function = {"name": "run", "arguments": arguments}
-    return {"id": "c1", "type": "function", "function": function, **entry}
-
-
-def answer(**fields: object) -> Sent:
-    return {"role": "assistant", **fields}
 
 
 @pytest.mark.requirement("ADM-2")
@@ -163,22 +145,6 @@ def test_an_answer_that_says_nothing_ends_with_that() -> None:
 
 
 @pytest.mark.requirement("ADM-2")
-def test_what_an_sdk_adds_to_an_answer_does_not_count() -> None:
-    plain = answer(content="a")
-    kept = answer(
-        content="a", id="msg_1", status="completed", tool_calls=[], audio={"id": "x"},
-        function_call=None, annotations=[{"x": 1}], phase="final", type="message", index=0,
-        provider_specific_fields={"x": 1}, finish_reason="stop", refusal=None,
-    )  # fmt: skip
-    assert read(kept) == read(plain)
-    part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": [1]}
-    assert read(answer(content=[part])) == read(plain)
-    assert read(answer(tool_calls=[call(index=0)])) == read(answer(tool_calls=[call()]))
-    assert read(answer(content="a", name="n"))[0] == (AtomKind.NAME, ["n"])
-    assert read(answer(content="a", name="")) == read(plain)
-
-
-@pytest.mark.requirement("ADM-2")
 def test_every_other_key_of_what_is_not_the_models_counts() -> None:
     assert read({"role": "user", "content": "a", "name": "n"}) == [
         (AtomKind.MESSAGE, ["user", "text", "a", '{"name":"n"}'])
@@ -220,28 +186,6 @@ def test_nothing_that_differs_is_written_alike() -> None:
     results = (None, "null", "", [{"x": 1}], {"x": 1}, '[{"x":1}]', 5, "5", inner)
     seen = {tuple(atoms_of([{"role": "tool", "content": one}])) for one in results}
     assert len(seen) == len(results)
-
-
-def test_reasoning_is_one_whatever_it_is_called() -> None:
-    expected = (AtomKind.REASONING, ["a\nb"])
-    text = "a\nb"
-    parts = [{"type": "summary_text", "text": one} for one in "ab"]
-    thinking = [{"type": "text", "text": "c"}, {"type": "thinking", "thinking": text}]
-    for item in (
-        answer(reasoning=text, content="c"),
-        answer(reasoning_content=text, content="c"),
-        answer(reasoning=text, reasoning_content="other", content="c"),
-        answer(reasoning="", reasoning_content=text, content="c"),
-        answer(content=thinking),
-        answer(content=[{"type": "redacted_thinking", "data": text}]),
-        {"type": "reasoning", "content": parts, "encrypted_content": "x"},
-        {"type": "reasoning", "content": [], "summary": parts, "encrypted_content": None},
-        {"type": "reasoning", "summary": [], "encrypted_content": text},
-    ):
-        assert read(item)[0] == expected
-    assert read(answer(content=[{"type": "thinking", "thinking": "", "signature": "s"}])) == [
-        (AtomKind.ABSENT, [])
-    ]
 
 
 def test_results_stand_before_the_message_that_brings_them() -> None:
@@ -290,7 +234,7 @@ def test_a_part_counts_as_a_template_may_see_it(item: Callable[[object], object]
     for same in ("a", ["a"], [{**part, "cache_control": {"type": "ephemeral"}, "note": None}]):
         assert read(item(same)) == shown[0]
     assert read(item([empty])) == read(item(""))
-    assert read(answer(content=[more, empty])) == read(answer(content="a"))
+    assert read(answer(content=[part, empty])) == read(answer(content="a"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from callforest.capture.v1 import call_record_pb2 as pb
 from callforest_core.lineage.atoms import atoms_of
-from callforest_core.lineage.difference import difference, option_difference
+from callforest_core.lineage.difference import certainty, difference, option_difference
 
 
 def user(text: str) -> dict[str, object]:
@@ -58,6 +58,20 @@ def test_the_first_difference_is_named_with_its_place(name: str) -> None:
         assert difference(recorded, sent) == (kind, 2)
 
 
+def test_keys_that_an_answer_did_not_have_are_named() -> None:
+    plain = {"role": "assistant", "content": "b"}
+    more, other = {**plain, "thinking": "x"}, {**plain, "thinking": "y"}
+    ending, extra = [user("c"), said("d")], pb.DIFFERENCE_CLASS_EXTRA_KEYS
+    for one, two in ((plain, more), (more, plain), (more, other)):
+        for end in ([], ending):
+            recorded = list(atoms_of([user("a"), one, *end]))
+            sent = list(atoms_of([user("a"), two, *end, user("e")]))
+            assert difference(recorded, sent) == (extra, 2)
+    emptied = list(atoms_of([user("a"), {**more, "content": None}, *ending]))
+    recorded = list(atoms_of([user("a"), plain, *ending]))
+    assert difference(recorded, emptied) == (pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY, 1)
+
+
 def test_a_history_that_is_there_whole_does_not_differ() -> None:
     recorded = list(atoms_of([user("a"), said("b")]))
     assert difference(recorded, recorded) is None
@@ -79,6 +93,16 @@ def test_reasoning_that_is_left_out_is_named() -> None:
     rewritten = (pb.DIFFERENCE_CLASS_REWRITTEN_HISTORY, 1)
     assert difference(recorded, other) == rewritten
     assert difference(sent, recorded) == rewritten, "added, not left out"
+
+
+def test_what_no_accident_makes_is_surer_than_what_any_two_histories_may_show() -> None:
+    order = [
+        "REWRITTEN_HISTORY", "SYSTEM_TEXT", "VOLATILE_HEADER", "EXTRA_KEYS", "JSON", "WHITESPACE",
+        "REASONING_MISSING",
+    ]  # fmt: skip
+    named = {one: pb.DifferenceClass.Value(f"DIFFERENCE_CLASS_{one}") for one in order}
+    assert sorted(order, key=lambda one: certainty(named[one])) == order
+    assert len({certainty(kind) for kind in named.values()}) == len(order)
 
 
 def test_changed_options_are_tools_or_template() -> None:

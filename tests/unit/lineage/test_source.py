@@ -60,11 +60,11 @@ def test_the_dialects_of_one_conversation_have_one_history(talk: Conversation) -
 @given(CONVERSATIONS, st.sampled_from(["chat", "responses", "messages"]))
 def test_a_history_is_chained_over_the_atoms(talk: Conversation, dialect: str) -> None:
     items = getattr(talk, dialect)()
-    digest = hashlib.sha256(b"callforest-source-v2").digest()
+    digest = hashlib.sha256(b"callforest-source-v3").digest()
     atoms = list(atoms_of(items))
     for atom in atoms:
         piece = digest + len(atom).to_bytes(8, "big") + atom
-        digest = hashlib.sha256(b"callforest-source-v2" + piece).digest()
+        digest = hashlib.sha256(b"callforest-source-v3" + piece).digest()
     history = EMPTY_HISTORY.extended(items)
     assert (history.atom_count, history.source_digest) == (len(atoms), digest)
 
@@ -110,7 +110,7 @@ def test_a_summary_is_of_constant_size_and_holds_no_items() -> None:
         talk = Conversation([Turn("u", answer="a")] * count)
         history = EMPTY_HISTORY.extended(talk.chat())
         summary = history.summary(RENDER)
-        assert summary.normalization_version == SOURCE_VERSION == 2
+        assert summary.normalization_version == SOURCE_VERSION == 3
         assert summary.key == (2 * count, history.source_digest)
         assert len(history.boundaries) == min(count, BOUNDARIES_MAX)
         ends = [end.atom_count for end in history.boundaries]
@@ -125,7 +125,7 @@ def test_the_written_layout_is_what_is_hashed() -> None:
     def field(text: bytes) -> bytes:
         return len(text).to_bytes(8, "big") + text
 
-    source, spelling = b"callforest-source-v2", b"callforest-tool-content-v1"
+    source, spelling = b"callforest-source-v3", b"callforest-tool-content-v1"
     first = b"\1" + field(b"user") + field(b"text") + field(b"\xc3\xa9") + field(b"")
     second = b"\4" + field(b"c1") + field(b"run") + field(b'{"a":1.0}')
     arguments = '{ "a" : 1e0 }'

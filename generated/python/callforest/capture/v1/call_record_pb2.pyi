@@ -49,7 +49,7 @@ class _DifferenceClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Diffe
     DIFFERENCE_CLASS_REASONING_MISSING: _DifferenceClass.ValueType  # 9
     """DIFFERENCE_CLASS_REASONING_MISSING: equal but for reasoning that the request leaves out."""
     DIFFERENCE_CLASS_EXTRA_KEYS: _DifferenceClass.ValueType  # 10
-    """DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result."""
+    """DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message, a result or an answer."""
 
 class DifferenceClass(_DifferenceClass, metaclass=_DifferenceClassEnumTypeWrapper):
     """DifferenceClass says what differs between two histories."""
@@ -75,7 +75,7 @@ DIFFERENCE_CLASS_NOT_KNOWN: DifferenceClass.ValueType  # 8
 DIFFERENCE_CLASS_REASONING_MISSING: DifferenceClass.ValueType  # 9
 """DIFFERENCE_CLASS_REASONING_MISSING: equal but for reasoning that the request leaves out."""
 DIFFERENCE_CLASS_EXTRA_KEYS: DifferenceClass.ValueType  # 10
-"""DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result."""
+"""DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message, a result or an answer."""
 Global___DifferenceClass: _TypeAlias = DifferenceClass  # noqa: Y015
 
 @_typing.final

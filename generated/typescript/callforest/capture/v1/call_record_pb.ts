@@ -335,7 +335,7 @@ export enum DifferenceClass {
   REASONING_MISSING = 9,
 
   /**
-   * DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message or a result.
+   * DIFFERENCE_CLASS_EXTRA_KEYS: equal but for further keys of a message, a result or an answer.
    *
    * @generated from enum value: DIFFERENCE_CLASS_EXTRA_KEYS = 10;
    */

@@ -16,7 +16,7 @@ export const file_callforest_capture_v1_replay_summary: GenFile = /*@__PURE__*/
 /**
  * ReplaySummary is what is kept of a call to recognise its history in a later request: no items, only
  * their number and a digest chained over them. Its size does not depend on the history. In chain mode
- * (normalization version 1) it covers the request's items; in forest mode (version 2) the atoms of the
+ * (normalization version 1) it covers the request's items; in forest mode (version 3) the atoms of the
  * request and of its answer.
  *
  * @generated from message callforest.capture.v1.ReplaySummary
