@@ -1,6 +1,7 @@
 """A harness in another language: TypeScript over gRPC, from the generated stubs."""
 
 import asyncio
+import json
 import re
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -20,10 +21,12 @@ from callforest_client.rollout import Outcome
 from callforest_core.custody.call import Receipt
 from callforest_core.custody.row import LinearizedRow
 from callforest_core.custody.verification import verify_and_linearize
-from callforest_mesh.chassis.configuration import SERVICES
+from callforest_mesh.chassis.configuration import SERVICES, MeshConfiguration
 from tests.integration.running_mesh import Running, free_port, running
 
-CLIENT = Path(__file__).resolve().parents[2] / "clients/typescript"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+CLIENT = ROOT / "clients/typescript"
 HARNESS = CLIENT / "dist/clients/typescript/examples/rollout.js"
 SPOKEN_TO = ("admission", "ledger", "gateway", "finalizer")
 GRPC_MESSAGE_BYTES = 4 << 20
@@ -168,6 +171,37 @@ async def walk(mesh: Running, way: str, *, group_id: str, slot: int) -> receipt_
             turns += [*served.turn, {"role": "user", "content": f"You stand at {position}. Go on."}]
     outcome = Outcome(reward=abs(position) / GOAL, declared_response_id=response_id)
     return await mesh.owner.finish(rollout, outcome, group_id=group_id, slot=slot)
+
+
+def readme_example() -> str:
+    """Give the one block of TypeScript in the README."""
+    (block,) = re.findall(r"^```ts\n(.+?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    return block
+
+
+def compiled_apart(source: str) -> Path:
+    """Compile a file of the package's user by the package's own rules; give what to run."""
+    folder = CLIENT / "dist/readme"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "example.ts").write_text(source)
+    options = {"incremental": False, "tsBuildInfoFile": None, "outDir": "out"}
+    rules = {"extends": "../../tsconfig.json", "compilerOptions": options, "files": ["example.ts"]}
+    (folder / "tsconfig.json").write_text(json.dumps({**rules, "include": []}))
+    status, written = ran_to_end("npx", "--no-install", "tsc", "--project", str(folder))
+    assert status == 0, written
+    return folder / "out/clients/typescript/dist/readme/example.js"
+
+
+async def test_the_readme_s_example_compiles_runs_and_ends(tmp_path: Path) -> None:
+    program = compiled_apart(readme_example())
+    async with running("embedded", tmp_path) as mesh:
+        text, known = program.read_text(), MeshConfiguration().addresses
+        for name in SPOKEN_TO:
+            assert text.count(f'"{known.of(name)}"') == 1, name
+            text = text.replace(known.of(name), mesh.configuration.addresses.of(name))
+        program.write_text(text)
+        status, written = await asyncio.to_thread(ran_to_end, "node", str(program))
+    assert (status, written) == (0, "false \n")
 
 
 async def verified_row(mesh: Running, receipt: receipt_pb2.Receipt) -> LinearizedRow:
