@@ -234,6 +234,21 @@ async def test_gateway_that_stops_finishes_the_calls_in_work(tmp_path: Path) -> 
         asking = asyncio.ensure_future(mesh.ask(key, GO))
         await generating.wait()
         stopping = asyncio.ensure_future(mesh.servers["gateway"].stop())
+        while (health := await mesh.http.get(f"{mesh.url}/healthz")).status_code == 200:
+            assert not stopping.done()
+        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+        # One connection is old and one is new: the port is open as long as the call is in work.
+        async with httpx.AsyncClient() as stranger:
+            assert (await stranger.get(f"{mesh.url}/healthz")).status_code == 503
+        for refused in (
+            await mesh.ask(key, GO),
+            await mesh.respond(key, [GO]),
+            await mesh.http.get(f"{mesh.url}/rollouts/{key}/v1/models"),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert int(refused.headers["retry-after"]) >= 1
+        assert not asking.done()
+        assert not stopping.done()
         generate.set()
         assert (await asking).status_code == 200
         await stopping
