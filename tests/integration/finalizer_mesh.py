@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +34,13 @@ from callforest_mesh.chassis.service import MeshService
 from callforest_mesh.finalizer.service import FinalizerOptions, FinalizerService
 from callforest_mesh.ledger.service import LedgerOptions, LedgerService
 from callforest_mesh.staging.service import StagingOptions, StagingService
+from tests.integration.kinds_of_mesh import mesh_in_processes
 from tests.unit.ledger.calls import failure, intent, said, user
 from tests.unit.staging.calls import COMPLETION
 
 TENANT = "acme"
 WAIT_S = 30.0
+FOUR = ("staging", "ledger", "admission", "finalizer")
 SMALL_STORE = {"map_size_bytes": 512 << 20, "quota_bytes": 400 << 20}
 GRACE = ServerOptions(grace_s=2.0)
 
@@ -47,8 +50,9 @@ class FinalizerMesh:
 
     Args:
         folder: holds stores and sockets.
-        kind: `socket` or `local`; a service of a `local` mesh cannot be started anew alone.
-        options: of the Finalizer.
+        kind: `socket`, `local` or `processes`; a service of a `local` mesh cannot be started anew
+            alone, and one in a process of its own not at all.
+        options: of the Finalizer, in this process.
     """
 
     def __init__(self, folder: Path, kind: str = "socket", **options: object) -> None:
@@ -59,8 +63,14 @@ class FinalizerMesh:
         self.services: dict[str, MeshService] = {}
         self.servers: dict[str, MeshServer] = {}
         self.channels: dict[str, grpc.aio.Channel] = {}
+        self.processes = ExitStack()
 
     async def start(self) -> None:
+        if self.kind == "processes":
+            chosen = (f"services=[{', '.join(FOUR)}]", f"tenant={TENANT}")
+            configuration = self.processes.enter_context(mesh_in_processes(self.folder, *chosen))
+            for name in FOUR:
+                self.channels[name] = connect(configuration.addresses.of(name))
         for name in ("staging", "ledger", "admission"):
             await self.begin(name)
         self.ledger = LedgerClient(self.channels["ledger"], tenant=TENANT, timeout_s=WAIT_S)
@@ -75,6 +85,8 @@ class FinalizerMesh:
 
     async def begin(self, name: str) -> None:
         """Start a service; a socket's clients find it again by themselves."""
+        if self.kind == "processes":
+            return
         drain = Drain()
         service = self._make(name, drain)
         socket = self.kind == "socket"
@@ -101,9 +113,21 @@ class FinalizerMesh:
             await self.end(name)
         for channel in self.channels.values():
             await channel.close()
+        self.processes.close()
 
-    async def cleaned(self) -> None:
-        """Wait until what was consumed is cleaned."""
+    async def cleaned(self, *consumed: Player) -> None:
+        """Wait until what was consumed is cleaned.
+
+        Args:
+            consumed: whose calls that was; another process does not say when it is done.
+        """
+        if self.kind == "processes":
+            assert consumed
+            for _ in range(1000):
+                if not any([await player.staged_ids() for player in consumed]):
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError("consumed calls are still staged")
         service = self.services["finalizer"]
         assert isinstance(service, FinalizerService)
         await service._cleanup.settle(TENANT)

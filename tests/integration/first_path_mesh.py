@@ -128,9 +128,13 @@ def events_of(response: httpx.Response) -> list[dict[str, object]]:
 
 @dataclass
 class FirstPathMesh:
-    """The services of one running mesh, and clients of each."""
+    """The services of one running mesh, and clients of each.
 
-    engine: ScriptedEngine
+    Attributes:
+        engine: None when it is in another process.
+    """
+
+    engine: ScriptedEngine | None
     forest: bool = False
     url: str = ""
     admission: AdmissionClient = field(init=False)
@@ -176,7 +180,15 @@ class FirstPathMesh:
 
     def prompts(self) -> list[list[int]]:
         """Give the prompts that the engine received."""
+        assert self.engine is not None, "it is in another process"
         return [prompt.token_ids.tolist() for prompt in self.engine.prompts]
+
+    def assert_generated(self, count: int) -> None:
+        """Check how often the engine was asked, where it can be looked at.
+
+        One in another process cannot; what a call leaves in the ledger shows there.
+        """
+        assert self.engine is None or len(self.engine.prompts) == count
 
 
 @asynccontextmanager

@@ -59,6 +59,41 @@ async def test_engine_that_lost_count_is_served_and_poisons(
     assert (failure.reason, failure.worker_reason) == ("worker_capture_failed", reason)
 
 
+@pytest.mark.requirement("CAP-7", "LED-11")
+@pytest.mark.bugcase("B08")
+async def test_text_that_a_stop_string_cuts_is_served_and_poisons(tmp_path: Path) -> None:
+    """What the harness never saw does not come back as its history."""
+    engine = scripted(turn(30, 31, 20, 40, 4), turn(30, 4))
+    async with running_mesh(tmp_path, engine) as mesh:
+        key = await mesh.open()
+        answer = spoken(await mesh.ask(key, GO, stop=["textgo"]))
+        assert answer["content"] == "some"
+        assert spoken(await mesh.ask(key, GO, answer, GO))["content"] == "some"
+        manifest = await mesh.manifest(key)
+        stored = await mesh.staging.stat()
+        # The history is the text that was served; of 31 and 20 nothing is left.
+        assert mesh.prompts()[1] == [1, 20, 2, 3, 30, 4, 1, 20, 2, 3]
+    cut, orphan = manifest.failures
+    assert (cut.reason, cut.worker_reason) == ("worker_capture_failed", "text_ends_early")
+    assert orphan.reason == "unresolved_parent"
+    assert not manifest.records
+    assert stored.call_count == 0
+
+
+@pytest.mark.bugcase("B08")
+async def test_text_with_its_stop_string_is_captured_and_continued(tmp_path: Path) -> None:
+    engine = scripted(turn(30, 31, 20, 40, 4), turn(30, 4))
+    async with running_mesh(tmp_path, engine) as mesh:
+        key = await mesh.open()
+        stop = {"stop": ["textgo"], "include_stop_str_in_output": True}
+        answer = spoken(await mesh.ask(key, GO, **stop))
+        assert answer["content"] == "sometextgo"
+        await mesh.ask(key, GO, answer, GO)
+        manifest = await mesh.manifest(key)
+        assert mesh.prompts()[1] == [1, 20, 2, 3, 30, 31, 20, 4, 1, 20, 2, 3]
+    assert (len(manifest.records), len(manifest.failures)) == (2, 0)
+
+
 @pytest.mark.requirement("LED-11", "CAP-7")
 async def test_failed_call_is_never_a_parent(tmp_path: Path) -> None:
     engine = scripted(turn(30, 4, reported_count=9), turn(30, 4))
@@ -199,6 +234,21 @@ async def test_gateway_that_stops_finishes_the_calls_in_work(tmp_path: Path) -> 
         asking = asyncio.ensure_future(mesh.ask(key, GO))
         await generating.wait()
         stopping = asyncio.ensure_future(mesh.servers["gateway"].stop())
+        while (health := await mesh.http.get(f"{mesh.url}/healthz")).status_code == 200:
+            assert not stopping.done()
+        assert (health.status_code, health.json()) == (503, {"status": "draining"})
+        # One connection is old and one is new: the port is open as long as the call is in work.
+        async with httpx.AsyncClient() as stranger:
+            assert (await stranger.get(f"{mesh.url}/healthz")).status_code == 503
+        for refused in (
+            await mesh.ask(key, GO),
+            await mesh.respond(key, [GO]),
+            await mesh.http.get(f"{mesh.url}/rollouts/{key}/v1/models"),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert int(refused.headers["retry-after"]) >= 1
+        assert not asking.done()
+        assert not stopping.done()
         generate.set()
         assert (await asking).status_code == 200
         await stopping

@@ -1,6 +1,7 @@
 """Chat and Responses, plain and as events: the same tokens, and rollouts that chain."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,6 +21,7 @@ from tests.integration.first_path_mesh import (
     scripted,
     turn,
 )
+from tests.integration.kinds_of_mesh import embedded_mesh
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "run", "arguments": '{"a": 1}'}}
 TOOLS = [{"type": "function", "name": "run", "parameters": {"type": "object"}, "strict": False}]
@@ -42,14 +44,14 @@ ANSWERS = {
 }
 
 Said: TypeAlias = tuple[object, ...]
+Opened: TypeAlias = Callable[[Path, ScriptedEngine], AbstractAsyncContextManager[FirstPathMesh]]
 Way: TypeAlias = Callable[[openai.AsyncOpenAI], Awaitable[Said]]
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[FirstPathMesh]:
-    """A mesh whose engine answers pseudo-randomly, in ChatML."""
-    async with running_mesh(tmp_path, ScriptedEngine()) as running:
-        yield running
+def mesh(mesh_of_each_kind: FirstPathMesh) -> FirstPathMesh:
+    """On sockets, embedded, and in processes."""
+    return mesh_of_each_kind
 
 
 def said_in_chat(served: openai.types.chat.ChatCompletion) -> Said:
@@ -112,13 +114,16 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.mark.requirement("CAP-1", "CAP-2")
+@pytest.mark.parametrize("opened", [running_mesh, embedded_mesh])
 @pytest.mark.parametrize("answer", ANSWERS)
-async def test_every_way_says_and_captures_the_same(answer: str, tmp_path: Path) -> None:
+async def test_every_way_says_and_captures_the_same(
+    answer: str, opened: Opened, tmp_path: Path
+) -> None:
     """An unmodified SDK parses the same answer, and the same tokens are staged."""
     engine = scripted(*[ANSWERS[answer]] * len(WAYS))
     said: dict[str, Said] = {}
     staged: dict[str, staged_call_pb2.StagedCall] = {}
-    async with running_mesh(tmp_path, engine) as mesh:
+    async with opened(tmp_path, engine) as mesh:
         for number, (name, way) in enumerate(WAYS.items()):
             key = await mesh.open(f"way{number}")
             async with mesh.harness(key) as client:
@@ -140,13 +145,14 @@ async def test_every_way_says_and_captures_the_same(answer: str, tmp_path: Path)
 
 
 @pytest.mark.requirement("CAP-1", "LED-13")
+@pytest.mark.parametrize("opened", [running_mesh, embedded_mesh])
 @pytest.mark.parametrize("buffered", [False, True])
 async def test_responses_rollout_chains_through_its_output_items(
-    buffered: bool, tmp_path: Path
+    buffered: bool, opened: Opened, tmp_path: Path
 ) -> None:
     """Reasoning, text and a call are echoed as the SDK gave them; the sampled ids come back."""
     engine = scripted(ANSWERS["all"], turn(10, 11, 4), turn(30, 4))
-    async with running_mesh(tmp_path, engine) as mesh:
+    async with opened(tmp_path, engine) as mesh:
         key = await mesh.open()
 
         async def ask(client: openai.AsyncOpenAI, turns: list[object]) -> Response:
@@ -197,9 +203,10 @@ async def test_chat_rollout_chains_through_its_events(mesh: FirstPathMesh) -> No
     assert_chained(manifest.records, manifest.failures)
 
 
-async def test_dialects_of_one_attempt_continue_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opened", [running_mesh, embedded_mesh])
+async def test_dialects_of_one_attempt_continue_each_other(opened: Opened, tmp_path: Path) -> None:
     engine = scripted(turn(10, 11, 4), turn(30, 4), turn(30, 4))
-    async with running_mesh(tmp_path, engine) as mesh:
+    async with opened(tmp_path, engine) as mesh:
         key = await mesh.open()
         async with mesh.harness(key) as client:
             first = await client.chat.completions.create(model="m", messages=[GO])
@@ -248,7 +255,8 @@ async def test_agent_that_speaks_only_responses_events(mesh: FirstPathMesh) -> N
                 model="m", input="go", previous_response_id=done[0]["id"], stream=True
             )
     assert (caught.value.code, caught.value.param) == ("unsupported_value", "previous_response_id")
-    assert len(mesh.prompts()) == 2
+    assert (await mesh.manifest(key)).attempt.revision == manifest.attempt.revision
+    mesh.assert_generated(2)
 
 
 def text(said: str) -> dict[str, str]:
@@ -281,7 +289,7 @@ async def test_responses_are_refused_before_the_intent(
             await client.responses.create(**{"model": "m", "input": [GO], **fields})
     assert (caught.value.code, caught.value.param) == ("unsupported_value", parameter)
     assert (await mesh.manifest(key)).attempt.revision == 1
-    assert not mesh.prompts()
+    mesh.assert_generated(0)
 
 
 async def test_images_in_chat_are_refused_before_the_intent(mesh: FirstPathMesh) -> None:

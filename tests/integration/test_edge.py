@@ -1,30 +1,24 @@
 """The HTTP edge in front of real services: refusals, routes, names, limits."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import openai
 import pytest
 
 from callforest_client.codec import call_record_from_proto
 from callforest_mesh.conformance.peer_json import parse_record
 from callforest_mesh.gateway.core import BODY_BYTES_MAX
-from callforest_mesh.worker.scripted import ScriptedEngine
 from tests.integration.first_path_mesh import (
     CONTROL_TOKEN,
     GO,
     FirstPathMesh,
     events_of,
-    running_mesh,
     spoken,
 )
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[FirstPathMesh]:
-    """A mesh whose engine answers pseudo-randomly, in ChatML."""
-    async with running_mesh(tmp_path, ScriptedEngine()) as running:
-        yield running
+def mesh(mesh_of_each_kind: FirstPathMesh) -> FirstPathMesh:
+    """On sockets, embedded, and in processes."""
+    return mesh_of_each_kind
 
 
 @pytest.mark.requirement("CAP-3", "CAP-7")
@@ -60,7 +54,7 @@ async def test_refusals_come_before_the_intent_and_in_the_sdks_form(
         with pytest.raises(openai.BadRequestError, match="prefill"):
             await client.chat.completions.create(model="m", messages=prefilled)
     assert (await mesh.manifest(key)).attempt.revision == 1
-    assert not mesh.prompts()
+    mesh.assert_generated(0)
 
 
 @pytest.mark.requirement("LED-3")
@@ -149,7 +143,7 @@ async def test_unknown_and_closed_attempts_take_no_calls(mesh: FirstPathMesh) ->
     superseded, _ = await mesh.open("twice"), await mesh.open("twice")
     response = await mesh.ask(superseded, GO)
     assert (response.status_code, response.json()["error"]["code"]) == (422, "attempt_closed")
-    assert not mesh.prompts()
+    mesh.assert_generated(0)
 
 
 async def test_bodies_beyond_the_limits_are_refused(mesh: FirstPathMesh) -> None:

@@ -37,6 +37,7 @@ async def refused(asked: Awaitable[object]) -> RefusedError:
 
 
 @pytest.mark.requirement("FOR-4", "FIN-1", "FIN-2", "API-3")
+@pytest.mark.parametrize("mesh", ["socket", "local", "processes"], indirect=True)
 async def test_a_rollout_from_its_calls_to_its_rows_and_away(mesh: FinalizerMesh) -> None:
     """Play, finalize, publish, subscribe, verify from the bytes alone, commit, clean."""
     players = [Player(mesh, "r0"), Player(mesh, "r1")]
@@ -76,7 +77,7 @@ async def test_a_rollout_from_its_calls_to_its_rows_and_away(mesh: FinalizerMesh
     assert await players[0].staged_ids() == ["a", "b", "c", "retry"]
 
     await rows.commit(1)
-    await mesh.cleaned()
+    await mesh.cleaned(*players)
     assert [await player.staged_ids() for player in players] == [[], []]
     assert await bystander.staged_ids() == ["a"], "nothing but the exact keys goes"
     await rows.close()
@@ -85,6 +86,7 @@ async def test_a_rollout_from_its_calls_to_its_rows_and_away(mesh: FinalizerMesh
 
 
 @pytest.mark.requirement("FIN-3")
+@pytest.mark.parametrize("mesh", ["socket", "local", "processes"], indirect=True)
 async def test_a_group_comes_again_byte_for_byte_until_it_is_committed(
     mesh: FinalizerMesh,
 ) -> None:
@@ -103,6 +105,7 @@ async def test_a_group_comes_again_byte_for_byte_until_it_is_committed(
 
 
 @pytest.mark.requirement("FIN-3")
+@pytest.mark.parametrize("mesh", ["socket", "local", "processes"], indirect=True)
 async def test_a_repeated_publication_is_the_same_and_keeps_the_staged_calls(
     mesh: FinalizerMesh,
 ) -> None:
@@ -125,7 +128,7 @@ async def test_a_repeated_publication_is_the_same_and_keeps_the_staged_calls(
     await take(rows, 1)
     await rows.commit(1)
     await rows.close()
-    await mesh.cleaned()
+    await mesh.cleaned(player)
     assert await mesh.finalizer.finalize_group("g", 1) == answers[0]
     assert await mesh.finalizer.finalize_rollout(request) == receipts[0]
     assert (await mesh.finalizer.row_log()).head_cursor == 1

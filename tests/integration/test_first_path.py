@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +28,9 @@ from tests.integration.first_path_mesh import (
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[FirstPathMesh]:
-    """A mesh whose engine answers pseudo-randomly, in ChatML."""
-    async with running_mesh(tmp_path, ScriptedEngine()) as running:
-        yield running
+def mesh(mesh_of_each_kind: FirstPathMesh) -> FirstPathMesh:
+    """On sockets, embedded, and in processes."""
+    return mesh_of_each_kind
 
 
 async def row_of(mesh: FirstPathMesh, capture_key: str) -> LinearizedRow:
@@ -217,9 +215,9 @@ async def push(mesh: FirstPathMesh, file: Path, version: int) -> None:
 
 @pytest.mark.requirement("CAP-4")
 async def test_attempts_are_named_by_the_server(mesh: FirstPathMesh) -> None:
-    assert [await mesh.open("r") for _ in range(3)] == ["r", "r-a1", "r-a2"]
+    assert [await mesh.open("named") for _ in range(3)] == ["named", "named-a1", "named-a2"]
     repeated = str(uuid.uuid4())
-    first = await mesh.admission.open_attempt("q", request_id=repeated)
-    again = await mesh.admission.open_attempt("q", request_id=repeated)
-    assert first.capture_key == again.capture_key == "q"
+    first = await mesh.admission.open_attempt("again", request_id=repeated)
+    again = await mesh.admission.open_attempt("again", request_id=repeated)
+    assert first.capture_key == again.capture_key == "again"
     assert first.state == attempt_pb2.ATTEMPT_STATE_OPEN

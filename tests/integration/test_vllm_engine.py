@@ -5,7 +5,6 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,15 @@ from callforest_mesh.worker.engine import (
     TokenIds,
     WeightVersionSpan,
 )
-from callforest_mesh.worker.tiny_model import make_tiny_model
-from callforest_mesh.worker.vllm.engine import VllmEngine
-from callforest_mesh.worker.vllm.limits import VllmLimits
-from callforest_mesh.worker.vllm.options import VllmOptions
+from callforest_mesh.worker.tiny_model import VOCABULARY_SIZE, make_tiny_model
 from tests.integration.reference_model import Reference
+from tests.integration.vllm_setting import (
+    CONTEXT,
+    Setting,
+    message_of,
+    path_of,
+    running_engine,
+)
 
 pytestmark = [
     pytest.mark.engine,
@@ -32,7 +35,6 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-CONTEXT = 1024
 # Longer than a block of the prefix cache (128 tokens): only then can old keys and values survive.
 LONG_QUESTION = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 20}]
 QUESTION = [{"role": "user", "content": "go"}]
@@ -49,58 +51,10 @@ TOOLS = [
 TOOL_CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-@dataclass
-class Setting:
-    engine: VllmEngine
-    old: Reference
-    new: Reference
-    old_weights: Path
-    new_weights: Path
-    calls: int = 0
-
-    async def ask(
-        self, messages: list[dict], prefix: TokenIds | None = None, **fields: object
-    ) -> EngineResult:
-        """Ask under a fresh call id."""
-        self.calls += 1
-        body = {"model": "policy", "messages": messages, "max_tokens": 24, "seed": 5, **fields}
-        request = EngineRequest(
-            call_id=f"call-{self.calls}",
-            created=1_700_000_000 + self.calls,
-            body=json.dumps(body).encode(),
-            prefix=prefix,
-        )
-        return await self.engine.generate(request)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setting(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Setting]:
-    base = tmp_path_factory.mktemp("models")
-    old, new = (make_tiny_model(base / str(seed), seed=seed) for seed in (0, 1))
-    engine = VllmEngine(
-        VllmOptions(model=str(old), dtype="float32", context_token_count=CONTEXT),
-        VllmLimits(start_s=300.0, generate_s=120.0, backoff_s=0.1),
-    )
-    await engine.start()
-    try:
-        yield Setting(
-            engine,
-            Reference(old),
-            Reference(new),
-            old / "model.safetensors",
-            new / "model.safetensors",
-        )
-    finally:
-        await engine.stop()
-
-
-def message_of(result: EngineResult) -> dict:
-    return json.loads(result.response)["choices"][0]["message"]
-
-
-def path_of(result: EngineResult) -> TokenIds:
-    """The exact tokens of a call: what its continuation must begin with."""
-    return np.concatenate([result.prompt_ids, result.generated_ids])
+    async with running_engine(tmp_path_factory.mktemp("models")) as running:
+        yield running
 
 
 def assert_model_saw(result: EngineResult, reference: Reference) -> None:
@@ -186,6 +140,56 @@ async def test_a_sampled_terminator_appears_once(setting: Setting) -> None:
     assert second.prefix_refused == ""
     assert second.prompt_ids[: len(exact)].tolist() == exact.tolist()
     assert second.prompt_ids[len(exact)] != terminator
+
+
+def letters(setting: Setting) -> dict[str, object]:
+    """Have the model say words of two letters or more alone, always the same ones."""
+    tokens = [(one, setting.old.tokenizer.decode([one])) for one in range(VOCABULARY_SIZE)]
+    words = [one for one, text in tokens if len(text) > 1 and text.isascii() and text.isalpha()]
+    return {"allowed_token_ids": words}
+
+
+@pytest.mark.requirement("CAP-5")
+@pytest.mark.bugcase("B08")
+async def test_text_that_a_stop_string_cuts_is_told(setting: Setting) -> None:
+    asked = letters(setting)
+    free = await setting.ask(QUESTION, **asked)
+    assert not free.text_ends_early
+    whole = setting.old.tokenizer.decode(free.generated_ids[:5].tolist())
+    for stop, fields, text in (
+        (whole, {}, ""),
+        (whole[-2:] + "!", {}, message_of(free)["content"]),
+        (whole[:-1], {}, ""),
+        (whole[1:], {}, whole[:1]),
+        (whole[:-1], {"include_stop_str_in_output": True}, whole[:-1]),
+    ):
+        cut = await setting.ask(QUESTION, stop=[stop], **asked, **fields)
+        assert message_of(cut)["content"] == text
+        is_cut = text != message_of(free)["content"]
+        kept = free.generated_ids[:5] if is_cut else free.generated_ids
+        assert cut.generated_ids.tolist() == kept.tolist()
+        assert cut.text_ends_early is is_cut
+    token = int(free.generated_ids[0])
+    by_token = await setting.ask(QUESTION, stop_token_ids=[token], **asked)
+    assert (by_token.generated_ids.tolist(), message_of(by_token)["content"]) == ([token], "")
+    assert by_token.text_ends_early
+
+
+@pytest.mark.requirement("CAP-5")
+@pytest.mark.bugcase("B08")
+async def test_text_with_its_whole_stop_string_is_continued(setting: Setting) -> None:
+    asked = letters(setting)
+    free = await setting.ask(QUESTION, **asked)
+    stop = setting.old.tokenizer.decode(free.generated_ids[:5].tolist())
+    asked |= {"stop": [stop], "include_stop_str_in_output": True}
+    first = await setting.ask(QUESTION, **asked)
+    assert (message_of(first)["content"], first.text_ends_early) == (stop, False)
+    assert first.generated_ids.tolist() == free.generated_ids[:5].tolist()
+    history = [*QUESTION, {"role": "assistant", "content": stop}, *QUESTION]
+    second = await setting.ask(history, prefix=path_of(first))
+    exact = path_of(first)
+    assert second.prefix_refused == ""
+    assert second.prompt_ids[: len(exact)].tolist() == exact.tolist()
 
 
 async def test_tool_calls_are_parsed_and_their_turn_is_continued(setting: Setting) -> None:

@@ -8,6 +8,7 @@ silence. Those who wait for one call, its repeats among them, have one answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -177,13 +178,19 @@ class Calls:
         """
         return await self.begin(capture_key, request, identity, traceparent=traceparent).served()
 
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until no call is in work, at most `timeout_s`; no repeat comes in any more."""
+        self._lives.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+
     async def settle(self, timeout_s: float) -> None:
         """Wait for the calls in work, at most `timeout_s`; then end them."""
-        self._lives.end()
-        if not self._tasks:
-            return
-        _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
-        for task in [one for one in self._tasks if one in left]:
+        await self.finish(timeout_s)
+        left = list(self._tasks)
+        for task in left:
             task.cancel()
         if left:
             _LOG.warning("the gateway leaves %d calls pending", len(left))

@@ -34,6 +34,8 @@ from callforest_mesh.gateway.work import Work
 
 __all__ = ["GatewayOptions", "GatewayService"]
 
+_LAST_WORDS_S: Final = 2.0
+"""How long answers may be on their way when their calls are done and nothing listens any more."""
 _FULL_NAME: Final = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
 
 
@@ -118,7 +120,7 @@ class GatewayService:
         runner = EdgeRunner(
             self._edge.application(),
             head_timeout_s=self._options.body_timeout_s,
-            shutdown_timeout_s=self._options.grace_s,
+            shutdown_timeout_s=min(_LAST_WORDS_S, self._options.grace_s),
         )
         await runner.setup()
         self._runner = runner
@@ -129,7 +131,12 @@ class GatewayService:
         self._url = f"http://{host}:{port}"
 
     async def stop(self) -> None:
-        """Stop listening, finish the calls in work within the grace. Idempotent."""
+        """Finish the calls in work within the grace, then listen no more. Idempotent.
+
+        Until then new calls and health checks are told that the gateway drains: a connection that
+        is refused says nothing.
+        """
+        await self._calls.finish(self._options.grace_s)
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

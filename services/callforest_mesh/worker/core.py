@@ -34,6 +34,7 @@ from callforest_mesh.worker.engine import EngineResult, PrefixEvidence
 PREFIX_UNAVAILABLE: Final = "prefix_unavailable"
 PREFIX_MISMATCH: Final = "prefix_mismatch"
 EMPTY_GENERATION: Final = "empty_generation"
+TEXT_ENDS_EARLY: Final = "text_ends_early"
 STAGE_FAILED: Final = "stage_failed"
 STAGE_TIMEOUT: Final = "stage_timeout"
 
@@ -62,6 +63,19 @@ class EmptyGenerationError(CaptureError):
 
     def __init__(self) -> None:
         super().__init__(EMPTY_GENERATION, "the engine sampled no token")
+
+
+class TextEndsEarlyError(CaptureError):
+    """The served text ends before the sampled tokens do.
+
+    The harness's history would name tokens whose text it never saw.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            TEXT_ENDS_EARLY,
+            "a stop string or token ended the generation, and its text was not served",
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +208,8 @@ def capture(
         raise CountMismatchError(sampled, len(result.logprobs), "logprobs")
     if not sampled:
         raise EmptyGenerationError
+    if result.text_ends_early:
+        raise TextEndsEarlyError
     if result.prefix_refused:
         raise PrefixRefusedError(result.prefix_refused)
     inherits = continues(admission)

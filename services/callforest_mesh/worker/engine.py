@@ -97,6 +97,8 @@ class EngineResult:
             and the call must not be captured as a continuation. "" when it was placed or absent,
             and in forest mode.
         decision: what became of a prefix that came with evidence; None without it.
+        text_ends_early: the served text ends before the tokens do, as behind a stop string: the
+            history that comes back is not that of the tokens, and the call must not be captured.
     """
 
     prompt_ids: TokenIds
@@ -111,6 +113,7 @@ class EngineResult:
     logprobs_mode: str = "raw_logprobs"
     prefix_refused: str = ""
     decision: CaptureDecision | None = None
+    text_ends_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

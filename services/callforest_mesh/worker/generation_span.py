@@ -16,6 +16,7 @@ from callforest_mesh.worker.engine import Engine, EngineResult, EngineUnavailabl
 CAPTURE_REASONS: Final = (
     *("prefix_unavailable", "prefix_mismatch", "count_mismatch", "non_finite_logprob"),
     *("empty_generation", "stage_failed", "stage_timeout", "token_out_of_range"),
+    "text_ends_early",
 )
 """The worker's own reasons (docs/protocol.md, "Failure reasons")."""
 _OPERATION: Final = "chat"

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -40,11 +40,13 @@ from callforest_mesh.worker.engine import (
     WeightVersionSpan,
 )
 from callforest_mesh.worker.scripted_body import ScriptedBody, read_scripted_body, write_completion
+from callforest_mesh.worker.scripted_turn import ScriptedTurn, pseudo_random_turn, turn_stopped
 from callforest_mesh.worker.spelling import spellings_of
+
+__all__ = ["RecordedPrompt", "Script", "ScriptedEngine", "ScriptedOptions", "ScriptedTurn"]
 
 _RECORDED_MAX: Final = 4096
 _PROMPTS_MAX: Final = 256
-_LOGPROB_STEP: Final = np.float32(3.0 / 2**32)
 
 
 class Vocabulary(Protocol):
@@ -70,25 +72,6 @@ class Template(Protocol):
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> TokenIds:
         """Give the prompt of a conversation, with or without the opening of the next turn."""
         ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScriptedTurn:
-    """One answer of a script.
-
-    Attributes:
-        token_ids: what is sampled, a terminator included if one is.
-        logprobs: one a token, unless the script plays an engine that lost count.
-        finish_reason: as served.
-        reported_count: the engine's own count of sampled tokens; None for the true one.
-        message: the served message's fields beside its role; None for the decoded text.
-    """
-
-    token_ids: Sequence[int] | TokenIds
-    logprobs: Sequence[float] | Logprobs
-    finish_reason: str = "stop"
-    reported_count: int | None = None
-    message: Mapping[str, object] | None = None
 
 
 Script: TypeAlias = Callable[[TokenIds, str, int], ScriptedTurn]
@@ -304,6 +287,7 @@ class ScriptedEngine:
         turn: ScriptedTurn,
         begun: int,
     ) -> EngineResult:
+        turn = turn_stopped(turn, body.stop, self.vocabulary.decode, shown=body.shows_stop)
         token_ids = np.asarray(turn.token_ids, np.uint32)
         logprobs = np.asarray(turn.logprobs, np.float32)
         count = len(token_ids) if turn.reported_count is None else turn.reported_count
@@ -331,46 +315,13 @@ class ScriptedEngine:
             logprobs_mode=self.options.logprobs_mode,
             prefix_refused=prompt.prefix_refused,
             decision=prompt.decision,
+            text_ends_early=turn.text_ends_early,
         )
 
     def _scored(self, token_ids: TokenIds, logprobs: Logprobs) -> list[tuple[str, float]]:
         """Give the text of each token with its log-probability."""
         tokens = [self.vocabulary.decode(token_ids[i : i + 1]) for i in range(len(token_ids))]
         return list(zip(tokens, logprobs.tolist(), strict=False))
-
-
-def pseudo_random_turn(
-    prompt: TokenIds,
-    seed: str,
-    *,
-    limit: int,
-    sizes: tuple[int, int],
-    letters: TokenIds,
-    terminator: int,
-) -> ScriptedTurn:
-    """Make a turn that depends on the prompt and the seed alone.
-
-    Args:
-        prompt: the prompt's ids.
-        seed: sets turns of one prompt apart.
-        limit: most tokens, the terminator included; a turn that is cut has none.
-        sizes: fewest and most tokens before the terminator.
-        letters: the ids to choose from.
-        terminator: ends the turn.
-    """
-    chance = hashlib.sha256(seed.encode())
-    chance.update(prompt.astype("<u4", copy=False).data)
-    least, most = sizes
-    # Of the hash's output: the turn's size, then a letter and a log-probability for each token.
-    drawn = np.frombuffer(hashlib.shake_128(chance.digest()).digest(8 * (most + 2)), "<u4")
-    size = least + int(drawn[0]) % (most - least + 1)
-    sampled = np.empty(size + 1, np.uint32)
-    sampled[:size] = letters[drawn[1 : size + 1] % len(letters)]
-    sampled[size] = terminator
-    logprobs = -0.01 - drawn[most + 1 : most + 2 + size].astype(np.float32) * _LOGPROB_STEP
-    if len(sampled) > limit:
-        return ScriptedTurn(sampled[:limit], logprobs[:limit], "length")
-    return ScriptedTurn(sampled, logprobs)
 
 
 def _spans(size: int, begun: int, ended: int) -> tuple[WeightVersionSpan, ...]:

@@ -24,6 +24,8 @@ class ScriptedBody:
     temperature: float
     top_p: float
     logprobs: bool
+    stop: tuple[str, ...]
+    shows_stop: bool
 
     @property
     def history(self) -> tuple[Message, ...]:
@@ -64,6 +66,8 @@ def read_scripted_body(body: bytes) -> ScriptedBody:
         temperature=_number(fields, "temperature"),
         top_p=_number(fields, "top_p"),
         logprobs=fields.get("logprobs") is True,
+        stop=_stops(fields),
+        shows_stop=fields.get("include_stop_str_in_output") is True,
     )
 
 
@@ -121,6 +125,16 @@ def _token_logprob(text: str, logprob: float) -> dict[str, object]:
         "bytes": list(text.encode()),
         "top_logprobs": [],
     }
+
+
+def _stops(fields: dict[str, object]) -> tuple[str, ...]:
+    given = fields.get("stop")
+    if given is None:
+        return ()
+    stops = given if isinstance(given, list) else [given]
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise EngineRefusalError("stop must be strings that are not empty", parameter="stop")
+    return tuple(stops)
 
 
 def _integer(fields: dict[str, object], name: str, least: int | None) -> int | None:

@@ -13,12 +13,15 @@ import yaml
 from callforest_mesh.chassis.configuration import SERVICES, MeshConfiguration, load
 from callforest_mesh.cli import _parser
 from callforest_mesh.mesh_options import check_all
+from callforest_mesh.worker.vllm.options import VllmOptions
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 CONTAINERS = COMPOSE["services"]
 HOSTED = {"worker-gpu": "worker"}
 STATE = "/var/lib/callforest"
+COMPILED = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+CACHES = {"worker": ("VLLM_CACHE_ROOT", *COMPILED), "trainer": COMPILED}
 
 
 def filled(text: object) -> str:
@@ -68,6 +71,37 @@ def test_what_a_container_keeps_is_on_a_volume(name: str) -> None:
     assert stateful == any(mount[1:] == [f"{STATE}/{service}"] for mount in mounts)
     for source, *_ in mounts:
         assert source in COMPOSE["volumes"] or source.startswith(("./", "/"))
+
+
+@pytest.mark.parametrize("name", [name for name, one in CONTAINERS.items() if "deploy" in one])
+def test_kernels_are_compiled_where_a_container_may_write_and_run(name: str) -> None:
+    """All but volumes and /tmp is read-only, and a tmpfs runs nothing unless it is told to."""
+    container, service = CONTAINERS[name], HOSTED.get(name, name)
+    assert container["image"] == "callforest-gpu"
+    assert container["build"]["args"]["EXTRAS"] == "mesh,gpu,trainer"
+    assert container["read_only"]
+    volume = f"{STATE}/{service}"
+    assert volume in [filled(one).partition(":")[2] for one in container["volumes"]]
+    assert container["tmpfs"] == ["/tmp:exec"]
+    assert container["environment"]["HOME"] == volume
+    for cache in CACHES[service]:
+        assert container["environment"][cache].startswith(f"{volume}/cache/")
+
+
+def test_the_unit_compiles_kernels_in_its_state_directory() -> None:
+    unit = (DEPLOY / "systemd" / "callforest@.service").read_text()
+    lines = re.findall(r"^Environment=(.+)$", unit, re.MULTILINE)
+    variables = dict(word.split("=", 1) for line in lines for word in shlex.split(line))
+    assert variables["CALLFOREST_STATE_DIR"] == STATE
+    assert "StateDirectory=callforest callforest/%i\n" in unit
+    assert variables["HOME"] == f"{STATE}/%i"
+    for cache in {*CACHES["worker"], *CACHES["trainer"]}:
+        assert variables[cache].startswith(f"{STATE}/%i/cache/")
+
+
+def test_the_engine_keeps_the_caches_that_it_is_given() -> None:
+    own = VllmOptions(model="m", device="gpu").environment(Path("/tmp/engine"))
+    assert not own.keys() & {"HOME", *CACHES["worker"]}
 
 
 def test_containers_wait_for_containers_that_are_there_with_them() -> None:

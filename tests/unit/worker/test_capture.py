@@ -31,6 +31,8 @@ class ScriptedClient:
     spans: list[tuple[int, int, str]] = field(default_factory=lambda: [(0, 2, "3")])
     seen: list[int] | None = None
     finish_reason: str | None = "stop"
+    text: str = "DE"
+    stop_reason: int | str | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
     name: str = "inner"
 
@@ -42,7 +44,9 @@ class ScriptedClient:
         )
         completion = SimpleNamespace(
             token_ids=self.generated,
+            text=self.text,
             finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
             logprobs=self.logprobs or [{t: SimpleNamespace(logprob=-t)} for t in self.generated],
             weight_versions=[
                 SimpleNamespace(start=start, end=end, version=version)
@@ -65,8 +69,17 @@ def sampling(**changes: Any) -> Any:
         "stop stop_token_ids logit_bias bad_words allowed_token_ids structured_outputs logprobs "
         "logprob_token_ids thinking_token_budget watermarking trace_decode_token_ids extra_args"
     )
-    fields = dict.fromkeys(zeros.split(), 0) | dict.fromkeys(unset.split()) | {"max_tokens": 5}
+    fields = dict.fromkeys(zeros.split(), 0) | dict.fromkeys(unset.split())
+    fields |= {"max_tokens": 5, "skip_special_tokens": True}
     return SimpleNamespace(**{**fields, **changes})
+
+
+class Letters:
+    """Letters from `A` on for ids from 1 on; those from 100 on are special."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        shown = [one for one in token_ids if one < 100 or not skip_special_tokens]
+        return "".join(chr(ord("A") + one - 1) for one in shown)
 
 
 @pytest.fixture
@@ -83,6 +96,7 @@ def client_of(inner: ScriptedClient, context: int = 20) -> CapturingClient:
         context_token_count=context,
         terminators=frozenset([END]),
         reader=ReasoningReader(lambda token_ids: "".join(map(chr, token_ids))),
+        tokenizer=Letters(),
         weight_version=3,
     )
 
@@ -109,6 +123,41 @@ async def test_everything_that_crosses_is_captured(capture: Capture) -> None:
     assert inner.asked[0]["sampling"].logprobs == 0
     assert inner.asked[0]["priority"] == 0
     assert output.outputs[0].logprobs is None
+
+
+@pytest.mark.requirement("CAP-5")
+@pytest.mark.bugcase("B08")
+@pytest.mark.parametrize(
+    ("generated", "text", "stop_reason", "ends_early"),
+    [
+        ([4, 5], "DE", None, False),
+        ([4, 5, END], "DE", None, False),  # the engine's own end, whose text is never shown
+        ([4, 5, END], "DE", END, False),  # another id that ends a turn
+        ([4, 5, 6], "D", "EF", True),  # a stop string of two tokens
+        ([4, 5, 6], "DEF", "EF", False),  # which the request wanted to see
+        ([4, 5], "", "D", True),
+        ([4, 5, 6], "DE", 6, True),  # a stop token with text
+        ([4, 5, 106], "DE", 106, False),  # and one without
+    ],
+)
+async def test_text_that_ends_before_the_tokens_is_told(
+    generated: list[int],
+    text: str,
+    stop_reason: int | str | None,
+    ends_early: bool,
+    capture: Capture,
+) -> None:
+    spans = [(0, len(generated), "3")]
+    await generate(ScriptedClient(generated, spans=spans, text=text, stop_reason=stop_reason))
+    assert capture.generated_ids.tolist() == generated
+    assert capture.text_ends_early is ends_early
+
+
+@pytest.mark.bugcase("B08")
+async def test_special_tokens_count_where_the_request_wants_to_see_them(capture: Capture) -> None:
+    inner = ScriptedClient([4, 106], text="D", stop_reason=106)
+    await generate(inner, skip_special_tokens=False)
+    assert capture.text_ends_early
 
 
 @pytest.mark.requirement("CAP-5")

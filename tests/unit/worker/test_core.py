@@ -127,6 +127,14 @@ def test_empty_generation_is_no_capture() -> None:
     assert fault_of(ROOT, None, **nothing, reported_completion_tokens=0) == "empty_generation"
 
 
+@pytest.mark.bugcase("B08")
+@pytest.mark.parametrize(("admission", "prefix"), [(ROOT, None), (CHILD, PREFIX)])
+def test_text_that_ends_before_the_tokens_is_no_capture(
+    admission: capture_admission_pb2.CaptureAdmission, prefix: core.Sequence | None
+) -> None:
+    assert fault_of(admission, prefix, text_ends_early=True) == "text_ends_early"
+
+
 def test_ids_beyond_32_bits_are_no_capture() -> None:
     wide = np.array([1, 2**32, 3], np.int64)
     assert fault_of(ROOT, None, generated_ids=wide) == "token_out_of_range"

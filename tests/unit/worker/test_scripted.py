@@ -69,6 +69,62 @@ async def test_limit_cuts_the_turn() -> None:
     assert TURN_END not in result.generated_ids
 
 
+def spelling(text: str) -> ScriptedTurn:
+    """A turn that says a text, a byte a token, and ends."""
+    token_ids = [*text.encode(), TURN_END]
+    return ScriptedTurn(token_ids, [-0.5] * len(token_ids))
+
+
+@pytest.mark.bugcase("B08")
+@pytest.mark.parametrize(
+    ("fields", "text", "sampled", "ends_early"),
+    [
+        ({"stop": "not said"}, "said aloud", "said aloud", False),
+        ({"stop": " a"}, "said", "said a", True),
+        ({"stop": ["loud", "aid", "said"]}, "s", "said", True),
+        ({"stop": ["d a", "said"], "include_stop_str_in_output": True}, "said", "said", False),
+        ({"stop": None}, "said aloud", "said aloud", False),
+    ],
+)
+async def test_stop_string_ends_the_turn_and_is_not_in_its_text(
+    fields: dict[str, object], text: str, sampled: str, ends_early: bool
+) -> None:
+    engine = await started(ScriptedEngine(script=lambda *_: spelling("said aloud")))
+    result = await engine.generate(request(**fields))
+    message = json.loads(result.response)["choices"][0]["message"]
+    assert (message["content"], result.finish_reason) == (text, "stop")
+    end = [] if sampled != "said aloud" else [TURN_END]
+    assert result.generated_ids.tolist() == [*sampled.encode(), *end]
+    assert len(result.logprobs) == result.reported_completion_tokens == len(result.generated_ids)
+    assert result.text_ends_early is ends_early
+
+
+async def test_stop_string_inside_a_token_cuts_the_text() -> None:
+    words = {1: "some", 2: "thing"}
+
+    class Words:
+        def encode(self, text: str) -> np.ndarray:
+            raise NotImplementedError
+
+        def decode(self, token_ids: np.ndarray) -> str:
+            return "".join(words.get(int(one), "") for one in token_ids)
+
+    turn = ScriptedTurn([1, 2, TURN_END], [-0.5] * 3)
+    engine = await started(ScriptedEngine(vocabulary=Words(), script=lambda *_: turn))
+    result = await engine.generate(request(stop="th", include_stop_str_in_output=True))
+    message = json.loads(result.response)["choices"][0]["message"]
+    assert (message["content"], result.generated_ids.tolist()) == ("someth", [1, 2])
+    assert result.text_ends_early
+
+
+@pytest.mark.parametrize("stop", ["", ["a", ""], [1], 1, {"a": 1}])
+async def test_stop_strings_that_are_none_are_refused(stop: object) -> None:
+    engine = await started()
+    with pytest.raises(EngineRefusalError, match="stop") as caught:
+        await engine.generate(request(stop=stop))
+    assert caught.value.parameter == "stop"
+
+
 async def test_prefix_takes_the_place_of_the_history() -> None:
     engine = await started()
     first = await engine.generate(request())

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -66,6 +66,14 @@ class PromptMeasured(Exception):  # noqa: N818 - the end of a measured call, not
     """A measured call has reached the engine, and goes no further."""
 
 
+class Tokenizer(Protocol):
+    """Turns ids into text."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Give the text of ids, with or without that of special tokens."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Capture:
     """One call, as it crosses the engine boundary.
@@ -92,6 +100,7 @@ class Capture:
         sampling: effective sampling parameters.
         finished: the engine has generated; from here on an error is no refusal.
         finish_reason: why the engine ended, in its own words; "" when it did not say.
+        text_ends_early: the engine left out of its text what ended the generation.
     """
 
     prefix: TokenIds | None = None
@@ -110,6 +119,7 @@ class Capture:
     sampling: dict[str, Scalar] = field(default_factory=dict)
     finished: bool = False
     finish_reason: str = ""
+    text_ends_early: bool = False
 
     def reason_beside(self, served: str) -> str:
         """Give the reason that counts: the served one, unless the engine was cut.
@@ -131,6 +141,7 @@ class CapturingClient:
         context_token_count: most tokens a prompt and its generation may have together.
         terminators: ids that end an assistant turn.
         reader: finds reasoning in turns.
+        tokenizer: the engine's own.
         weight_version: version of the weights that are loaded now; its owner keeps it current.
     """
 
@@ -141,12 +152,14 @@ class CapturingClient:
         context_token_count: int,
         terminators: frozenset[int],
         reader: ReasoningReader,
+        tokenizer: Tokenizer,
         weight_version: int,
     ) -> None:
         self._inner = inner
         self._context_token_count = context_token_count
         self._terminators = terminators
         self._reader = reader
+        self._tokenizer = tokenizer
         self.weight_version = weight_version
 
     def __getattr__(self, name: str) -> Any:
@@ -180,6 +193,7 @@ class CapturingClient:
             capture,
             self._inner.generate(prompt, sampling_params, request_id, **options),
             hide_logprobs=hide,
+            skip_special_tokens=sampling_params.skip_special_tokens,
         )
 
     def _place_prefix(self, capture: Capture, prompt: Any) -> Any:
@@ -250,11 +264,19 @@ class CapturingClient:
         )
 
     async def _watch(
-        self, capture: Capture, outputs: AsyncIterator[Any], *, hide_logprobs: bool
+        self,
+        capture: Capture,
+        outputs: AsyncIterator[Any],
+        *,
+        hide_logprobs: bool,
+        skip_special_tokens: bool,
     ) -> AsyncIterator[Any]:
         async for output in outputs:
             if output.finished:
                 capture.finished = True
+                capture.text_ends_early = self._text_ends_early(
+                    output, skip_special_tokens=skip_special_tokens
+                )
                 try:
                     _record(capture, output)
                 except CaptureFaultError:
@@ -265,6 +287,22 @@ class CapturingClient:
                 for completion in output.outputs:
                     completion.logprobs = None
             yield output
+
+    def _text_ends_early(self, output: Any, *, skip_special_tokens: bool) -> bool:
+        """Say whether text of sampled tokens was left out, one that ends a turn apart.
+
+        A stop string is cut off, even from within a token, and a stop token is not shown; how much
+        is missing the engine does not say. Where nothing is (the request asks for the stop string,
+        or the stop token has no text), the tokens' text is exactly the served one.
+        """
+        (completion,) = output.outputs
+        stop = completion.stop_reason
+        if stop is None or stop in self._terminators:
+            return False
+        text = self._tokenizer.decode(
+            list(completion.token_ids), skip_special_tokens=skip_special_tokens
+        )
+        return bool(text != completion.text)
 
 
 def _record(capture: Capture, output: Any) -> None:

@@ -108,6 +108,7 @@ def result_to_message(result: EngineResult) -> pb.RunEngineResponse:
         logprobs_mode=result.logprobs_mode,
         prefix_refused=result.prefix_refused,
         decision=decision_to_proto(result.decision) if result.decision else None,
+        text_ends_early=result.text_ends_early,
     )
 
 
@@ -135,6 +136,7 @@ def result_from_message(message: pb.RunEngineResponse) -> EngineResult:
         logprobs_mode=message.logprobs_mode,
         prefix_refused=message.prefix_refused,
         decision=decision_from_proto(message.decision) if message.HasField("decision") else None,
+        text_ends_early=message.text_ends_early,
     )
 
 

@@ -107,12 +107,14 @@ class VllmHost:
         engine = await self._cleanup.enter_async_context(build_async_engine_client(arguments))
         require_options_without_prompt(vars(arguments), engine.model_config.tokenizer_mode)
         await engine.update_weight_version(str(self._options.weight_version))
+        tokenizer = engine.get_tokenizer()
         self._context_token_count = engine.model_config.max_model_len
         self._client = CapturingClient(
             engine,
             context_token_count=self._context_token_count,
             terminators=read_terminators(engine),
-            reader=read_reasoning(engine.get_tokenizer(), reasoning_parser_of(vars(arguments))),
+            reader=read_reasoning(tokenizer, reasoning_parser_of(vars(arguments))),
+            tokenizer=tokenizer,
             weight_version=self._options.weight_version,
         )
         state = State()
@@ -208,6 +210,7 @@ class VllmHost:
             logprobs_mode=self._options.logprobs_mode,
             prefix_refused=capture.prefix_refused,
             decision=capture.decision,
+            text_ends_early=capture.text_ends_early,
         )
 
     async def _measure(self, request: EngineRequest) -> EngineMeasure:

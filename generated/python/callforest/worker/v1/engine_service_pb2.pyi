@@ -140,6 +140,7 @@ class RunEngineResponse(_message.Message):
     LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
     PREFIX_REFUSED_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
+    TEXT_ENDS_EARLY_FIELD_NUMBER: _builtins.int
     prompt_token_ids: _builtins.bytes
     """prompt_token_ids are the prompt as the model saw it, little-endian 32-bit words."""
     generated_token_ids: _builtins.bytes
@@ -164,6 +165,10 @@ class RunEngineResponse(_message.Message):
     """prefix_refused says why the prefix could not head the prompt; then the prompt is the plain
     rendering. Empty when it was placed, or there was none.
     """
+    text_ends_early: _builtins.bool
+    """text_ends_early says that the response's text ends before the sampled tokens do, as behind a stop
+    string; then the call cannot be captured.
+    """
     @_builtins.property
     def weight_version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightVersionSpan]:
         """weight_version_spans are the versions that sampled, in order."""
@@ -187,10 +192,11 @@ class RunEngineResponse(_message.Message):
         logprobs_mode: _builtins.str = ...,
         prefix_refused: _builtins.str = ...,
         decision: _capture_admission_pb2.CaptureDecision | None = ...,
+        text_ends_early: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_response", b"chat_response", "decision", b"decision", "finish_reason", b"finish_reason", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "prefix_refused", b"prefix_refused", "prompt_token_ids", b"prompt_token_ids", "reported_completion_token_count", b"reported_completion_token_count", "sampling", b"sampling", "weight_version", b"weight_version", "weight_version_spans", b"weight_version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_response", b"chat_response", "decision", b"decision", "finish_reason", b"finish_reason", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "prefix_refused", b"prefix_refused", "prompt_token_ids", b"prompt_token_ids", "reported_completion_token_count", b"reported_completion_token_count", "sampling", b"sampling", "text_ends_early", b"text_ends_early", "weight_version", b"weight_version", "weight_version_spans", b"weight_version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
