@@ -40,3 +40,8 @@ def test_synthetic_ids_are_no_witnesses() -> None:
     synthetic = [{**one, "id": "msg_0f3e"} for one in C_SAYS]
     result = {"responses": [{"id": "resp_77", "output": synthetic}]}
     assert select(result).call_ids == ("c",)
+
+
+@pytest.mark.requirement("SEL-2")
+def test_a_snapshot_that_shows_nothing_new_and_names_nothing_adds_nothing() -> None:
+    assert select({"transitions": [TRANSCRIPT, TRANSCRIPT]}).call_ids == ("a", "b", "c")
