@@ -209,6 +209,8 @@ async def pass_through(folder: Path, rollout_id: str = "r") -> tuple[list[str], 
         await player.finish("g", 0)
         await mesh.finalizer.finalize_group("g", 1)
         batch = await mesh.finalizer.group("g")
+    for record in records:
+        record.ClearField("intent_number")  # the ledger's own
     rows = []
     for call in staged:
         row = type(call).FromString(call.SerializeToString())

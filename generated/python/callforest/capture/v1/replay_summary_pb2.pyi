@@ -21,7 +21,8 @@ class ReplaySummary(_message.Message):
     """ReplaySummary is what is kept of a call to recognise its history in a later request: no items, only
     their number and a digest chained over them. Its size does not depend on the history. In chain mode
     (normalization version 1) it covers the request's items; in forest mode (version 3) the atoms of the
-    request and of its answer.
+    request and of its answer. No field is ever added: a summary that holds more is refused, since early
+    ledgers kept items in it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
