@@ -1,7 +1,8 @@
 """What peers of other releases make of a message: one knows less of it, one says more.
 
-The older release is the committed baseline, the one that `buf breaking` guards. The newer one is
-any: it puts a field that nobody here knows into every message, at every level.
+The older release is one whose schemas are kept here, from before forest mode was whole; what `buf
+breaking` guards is the last one. The newer one is any: it puts a field that nobody here knows into
+every message, at every level.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from google.protobuf.message import Message
 from grpc_tools import protoc
 
 ROOT: Final = Path(__file__).parents[2]
-BASELINE: Final = ROOT / "proto" / "baseline.binpb"
+EARLIER: Final = ROOT / "tests" / "robustness" / "earlier_release.binpb"
 NOTE_NUMBER: Final = 20_000
 NOTE: Final = b"\x82\xe2\x09\x05later"
 """Field 20000 with the bytes `later`, as it stands in a message."""
@@ -57,9 +58,9 @@ class Image:
         return kind.FromString(serialized)
 
 
-def baseline() -> Image:
+def earlier() -> Image:
     """Give the schemas of the last release."""
-    return Image(FileDescriptorSet.FromString(BASELINE.read_bytes()))
+    return Image(FileDescriptorSet.FromString(EARLIER.read_bytes()))
 
 
 def todays() -> Image:
@@ -130,14 +131,14 @@ def is_noted(message: Message) -> bool:
 
 def write_stubs(folder: Path) -> None:
     """Write the stubs of the last release."""
-    image = baseline()
+    image = earlier()
     words = [
         "protoc",
-        f"--descriptor_set_in={BASELINE}",
+        f"--descriptor_set_in={EARLIER}",
         f"--proto_path={Path(grpc_tools.__file__).parent / '_proto'}",
         f"--python_out={folder}",
         f"--grpc_python_out={folder}",
         *image.sources,
     ]
     if protoc.main(words):
-        raise RuntimeError("protoc does not take the baseline")
+        raise RuntimeError("protoc does not take the earlier release")

@@ -1,6 +1,6 @@
 """Peers of other releases: they play whole rollouts together, and what one does not know is kept.
 
-The last release is the committed baseline; the next one puts an unknown field into every message.
+The earlier release's schemas are kept; the next one puts an unknown field into every message.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.robustness.skew_images import (
     ROOT,
     Change,
     Image,
-    baseline,
+    earlier,
     forgetting,
     note,
     noting,
@@ -132,7 +132,7 @@ def of_release(change: Callable[[Image], Change], image: Image) -> Callable[...,
 @pytest.mark.requirement("API-5", "API-8")
 async def test_peers_of_the_last_release_play_along(folder: Path) -> None:
     """Row 23: on every link each side sees of the other what the last release knew of it."""
-    make = of_release(forgetting, baseline())
+    make = of_release(forgetting, earlier())
     async with proxied_mesh(folder, make=make, driven=(*DRIVEN, "gateway")) as mesh:
         told = await play(mesh, 4 * DEPTH)
         await speak_to_the_last_release(mesh)
@@ -175,7 +175,7 @@ async def test_peers_of_the_next_release_play_along(folder: Path) -> None:
 
 
 async def play_the_last_release(mesh: ProxiedMesh, stubs: Path) -> None:
-    """Have a process play a rollout that has stubs made from the baseline, and nothing of ours."""
+    """Have a process play a rollout that has stubs made from the earlier release's schemas, and nothing of ours."""
     stubs.mkdir()
     await asyncio.to_thread(write_stubs, stubs)
     addresses = {name: mesh.addresses.of(name) for name in (*DRIVEN, "gateway")}
@@ -268,7 +268,7 @@ def test_a_reason_of_the_next_release_is_an_error_all_the_same() -> None:
 def test_other_releases_are_what_they_are_called() -> None:
     name, today = "callforest.capture.v1.Attempt", todays()
     attempt = attempt_pb2.Attempt(capture_key="r", mode=attempt_pb2.CAPTURE_MODE_FOREST)
-    older = forgetting(baseline())(name, attempt.SerializeToString())
+    older = forgetting(earlier())(name, attempt.SerializeToString())
     assert attempt_pb2.Attempt.FromString(older) == attempt_pb2.Attempt(capture_key="r")
     newer = noting(today)(name, attempt.SerializeToString())
     assert newer == attempt.SerializeToString() + NOTE
