@@ -175,7 +175,7 @@ async def test_peers_of_the_next_release_play_along(folder: Path) -> None:
 
 
 async def play_the_last_release(mesh: ProxiedMesh, stubs: Path) -> None:
-    """Have a process play a rollout that has stubs made from the earlier release's schemas, and nothing of ours."""
+    """Have a process play a rollout with stubs of the earlier release, and nothing of ours."""
     stubs.mkdir()
     await asyncio.to_thread(write_stubs, stubs)
     addresses = {name: mesh.addresses.of(name) for name in (*DRIVEN, "gateway")}
