@@ -179,7 +179,7 @@ class _StoreCheck:
             if not is_staged:
                 counts["records_whose_call_is_gone"] += 1
                 where = f" under {owner}" if record.source_capture_key else ""
-                if not (gone or staging.is_dropped(tenant, owner)):
+                if not gone:
                     yield _fault(attempt, call_id, _DANGLING + where)
                 continue
             call = staging.call(tenant, owner, call_id)

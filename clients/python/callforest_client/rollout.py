@@ -128,11 +128,7 @@ class RolloutOwner:
         return self._opened(attempt)
 
     async def restore(
-        self,
-        point: restore_point_pb2.RestorePoint,
-        *,
-        request_id: str,
-        settle_wait_s: float | None = None,
+        self, point: restore_point_pb2.RestorePoint, *, request_id: str
     ) -> OpenRollout:
         """Go on from a checkpoint: open the next attempt with the calls on which it stands.
 
@@ -146,8 +142,6 @@ class RolloutOwner:
                 conversations that go on or may be selected.
             request_id: a UUID of this start of the harness, written down before; a repeat with it
                 gets the same attempt as long as that was not used.
-            settle_wait_s: how long calls of the attempt before may take to settle; None for the
-                owner's own limit. What then is pending does not matter.
 
         Raises:
             RestorePointError: the point is of another capture schema; nothing was asked.
@@ -157,14 +151,6 @@ class RolloutOwner:
         """
         check_restore_point(point)
         rollout_id = attempt_name(point.capture_key).rollout_id
-        try:
-            await self._admission.close_attempt(point.capture_key)
-            wait_s = self._settle_wait_s if settle_wait_s is None else settle_wait_s
-            await self._ledger.await_settled(point.capture_key, wait_s=wait_s)
-        except RefusedError as error:
-            if error.reason != er.ERROR_REASON_ATTEMPT_NOT_FOUND:
-                raise
-            # Never opened, or forgotten: what to do then, the restore itself says.
         receipt = await self._receipt(rollout_id)
         if receipt is not None:
             raise RolloutFinalizedError(receipt)

@@ -69,9 +69,10 @@ class OptionDifference(NamedTuple):
 
 
 def difference(recorded: Iterable[bytes], sent: Iterable[bytes]) -> Difference | None:
-    """Compare a request's atoms with those of a recorded history; costs the common part.
+    """Compare a request's atoms with those of a recorded history.
 
-    Returns None when the request has the whole recorded history, whatever follows it.
+    Returns None when the request has the whole recorded history and goes on with another item.
+    Costs the common part, or both histories where an item has keys that the other's lacks.
     """
     known_atoms, other_atoms = iter(recorded), iter(sent)
     count = 0

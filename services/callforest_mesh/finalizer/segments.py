@@ -103,7 +103,9 @@ async def read_group(
     segments = await read_segments(staging, names)
     if len(segments) != len(names):
         found = {(call.capture_key, call.call_id) for call in segments}
-        missing = next((name for name in names if name not in found), names[0])
+        missing = next((name for name in names if name not in found), None)
+        if missing is None:
+            raise _away()  # an answer that means nothing
         raise LostCallError(_MISSING, *missing)
     altered = await asyncio.to_thread(_altered, logged, segments)
     if altered is not None:

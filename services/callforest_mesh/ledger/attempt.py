@@ -23,6 +23,8 @@ CLOSED: Final = attempt_pb2.ATTEMPT_STATE_CLOSED
 SEALED: Final = attempt_pb2.ATTEMPT_STATE_SEALED
 CHAIN: Final = attempt_pb2.CAPTURE_MODE_CHAIN
 FOREST: Final = attempt_pb2.CAPTURE_MODE_FOREST
+NO_RESULT: Final = "request_finished_without_staged_coordinates"
+"""The reason of a failure row that says that an admitted request ended without an answer."""
 _RECORDS: Final = ("record", "restored")
 _NO_CONTEXT: Final = ContextWitness(NO_FINGERPRINT, 0, b"")
 
@@ -83,6 +85,7 @@ class AttemptView:
         forest: the committed calls by their histories; None in chain mode.
         configuration_digest: the engine's, that the first intent with one bound, or to which the
             restored attempt was bound; else b"".
+        are_numbered: whether every record has its intent number, as earlier releases' have not.
         intent_count: calls announced or restored; a withdrawn one may be announced again.
     """
 
@@ -91,6 +94,7 @@ class AttemptView:
         "_chain",
         "_pending",
         "_unkeyed",
+        "are_numbered",
         "configuration_digest",
         "failure_count",
         "forest",
@@ -114,6 +118,7 @@ class AttemptView:
         self.record_count = 0
         self.failure_count = 0
         self.intent_count = 0
+        self.are_numbered = True
         self._chain = ChainView()
         self._calls: dict[str, AdmittedCall] = {}
         self._pending: dict[str, None] = {}
@@ -212,6 +217,14 @@ class AttemptView:
             if record is not None:
                 yield record
 
+    def lost_call_ids(self) -> list[str]:
+        """Give the calls whose answers may have been served though their capture failed."""
+        return [
+            call_id
+            for call_id, call in self._calls.items()
+            if any(reason != NO_RESULT for reason in call.failure_reasons)
+        ]
+
     def source_of(self, call_id: str) -> str:
         """Give the earlier attempt under which a restored call is staged; "" for any other."""
         call = self._calls.get(call_id)
@@ -301,6 +314,7 @@ class AttemptView:
         self._calls[call_id].record = record.SerializeToString()
         self._pending.pop(call_id, None)
         self.record_count += 1
+        self.are_numbered = self.are_numbered and record.intent_number > 0
 
     def _apply_failure(self, revision: int, failure: attempt_pb2.CallFailure) -> None:
         call = self._calls.get(failure.call_id)

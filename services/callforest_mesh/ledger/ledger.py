@@ -144,9 +144,9 @@ class Ledger:
             known = log.attempt_opened_by(tenant, rollout_id, request_id)
             if known is not None:
                 key = AttemptKey(tenant, AttemptName(rollout_id, known).capture_key)
-                if (used := session.view(key)) is None:
+                if (opened := session.view(key)) is None:
                     raise restore_refusals.log_forgotten(key.capture_key)
-                restoring.check_repeat(used, point)
+                restoring.check_repeat(opened, point)
                 return restoring.Restored(session.show(key), is_repeat=True)
             latest = log.latest_attempt(tenant, rollout_id)
             if latest is None:

@@ -72,12 +72,14 @@ def log_forgotten(capture_key: str) -> Refusal:
     return _refused(capture_key, "log_forgotten", f"the log of {capture_key} was removed; {_ANEW}")
 
 
-def poisoned(capture_key: str, failures: int) -> Refusal:
-    """Refuse an attempt with a failure row: it masks the whole rollout (LED-7)."""
+def poisoned(capture_key: str, call_ids: Sequence[str]) -> Refusal:
+    """Refuse an attempt whose harness may have answers that were not captured (LED-7)."""
     return _refused(
         capture_key,
         "capture_poisoned",
-        f"{capture_key} has {failures} failure rows, which mask the whole rollout; {_ANEW}",
+        f"the answers of {len(call_ids)} calls of {capture_key} were served without being captured;"
+        f" {_ANEW}",
+        call_ids=",".join(call_ids[:NAMED_MAX]),
     )
 
 
@@ -90,6 +92,18 @@ def not_restorable(capture_key: str, missing: Sequence[str]) -> Refusal:
         f"{len(missing)} named calls have no record in {capture_key}; restore from a point that"
         f" names only accepted answers, or {_ANEW}",
         call_ids=shown,
+    )
+
+
+def other_rules(capture_key: str, call_ids: Sequence[str]) -> Refusal:
+    """Refuse calls that nothing could continue: histories are digested by other rules now."""
+    return _refused(
+        capture_key,
+        "call_not_restorable",
+        f"{len(call_ids)} calls of {capture_key} were recorded under other rules of normalization"
+        " than this release's, so that no request would continue them; finish with the release"
+        f" that recorded them, or {_ANEW}",
+        call_ids=",".join(call_ids[:NAMED_MAX]),
     )
 
 

@@ -5,11 +5,13 @@ Pure. What is refused has opened and sealed nothing (docs/protocol.md, "Restored
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, restore_point_pb2
 from callforest.ledger.v1 import ledger_event_pb2
+from callforest_client.codec import call_record_from_proto
 from callforest_core.custody.attempts import AttemptName
 from callforest_core.custody.restore import (
     CAPTURE_SCHEMA,
@@ -17,11 +19,13 @@ from callforest_core.custody.restore import (
     restore_digest,
     with_ancestors,
 )
+from callforest_core.forest.selection import in_intent_order
+from callforest_core.lineage.source import SOURCE_VERSION
 from callforest_mesh.ledger import restore_refusals as refusals
-from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.attempt import FOREST, AttemptView
 from callforest_mesh.ledger.core import opened_event
 
-NO_EVENTS = 1
+_OPENING_EVENTS: Final = 1
 """Events of an attempt that was opened and nothing else, its restored calls apart."""
 
 
@@ -79,7 +83,7 @@ def check_repeat(view: AttemptView, point: Point) -> None:
     opened = view.opened
     if opened.restore_digest != point.digest:
         raise refusals.repeat_differs(opened.capture_key)
-    if view.revision != NO_EVENTS + opened.restored_count:
+    if view.revision != _OPENING_EVENTS + opened.restored_count:
         raise refusals.in_use(opened.capture_key)
 
 
@@ -97,8 +101,8 @@ def restored_events(
         Refusal: RESTORE_REFUSED, capture_poisoned, call_not_restorable or too_many_calls.
     """
     opened = view.opened
-    if view.failure_count:
-        raise refusals.poisoned(opened.capture_key, view.failure_count)
+    if failed := view.lost_call_ids():
+        raise refusals.poisoned(opened.capture_key, failed)
     parents = view.parents()
     missing = [call_id for call_id in point.call_ids if call_id not in parents]
     if missing:
@@ -106,17 +110,40 @@ def restored_events(
     taken = with_ancestors(parents, point.call_ids)
     if len(taken) > RESTORED_MAX:
         raise refusals.too_many(opened.capture_key, len(taken), RESTORED_MAX)
+    records = list(view.records(taken))
+    if foreign := [one.coords.call_id for one in records if not _can_be_continued(view, one)]:
+        raise refusals.other_rules(opened.capture_key, foreign)
     name = AttemptName(opened.rollout_id, opened.attempt_number + 1)
     first = opened_event(opened.tenant, *name, request_id, view.mode)
     first.attempt_opened.restored_from = opened.capture_key
     first.attempt_opened.restored_count = len(taken)
     first.attempt_opened.restore_digest = point.digest
     first.attempt_opened.configuration_digest = view.configuration_digest
-    return (first, *_copied([*view.records(taken)], name.capture_key))
+    places = _places(records, are_numbered=view.are_numbered)
+    return (first, *_copied(records, places, name.capture_key))
+
+
+def _can_be_continued(view: AttemptView, record: call_record_pb2.CallRecord) -> bool:
+    """Say whether requests are still digested by the rules of a record's summary."""
+    has_summary = view.mode == FOREST and record.HasField("replay")
+    return not has_summary or record.replay.normalization_version == SOURCE_VERSION
+
+
+def _places(records: Sequence[call_record_pb2.CallRecord], *, are_numbered: bool) -> dict[str, int]:
+    """Number calls from 1, in the order in which their attempt announced them.
+
+    Args:
+        records: of some of the attempt's calls.
+        are_numbered: whether all of its records have numbers; else its order is that of times.
+    """
+    calls = [call_record_from_proto(record) for record in records]
+    if not are_numbered:
+        calls = [replace(call, intent_number=None) for call in calls]
+    return {call.call_id: place for place, call in enumerate(in_intent_order(calls), 1)}
 
 
 def _copied(
-    records: Sequence[call_record_pb2.CallRecord], capture_key: str
+    records: Sequence[call_record_pb2.CallRecord], places: Mapping[str, int], capture_key: str
 ) -> list[ledger_event_pb2.LedgerEvent]:
     """Copy records into another attempt; each says under which attempt it and its parent are.
 
@@ -124,10 +151,9 @@ def _copied(
 
     Args:
         records: each behind what it continues.
+        places: the number of each call there.
         capture_key: the attempt that takes them over.
     """
-    numbers = sorted(record.intent_number for record in records if record.intent_number)
-    places = {number: place for place, number in enumerate(numbers, 1)}
     events: list[ledger_event_pb2.LedgerEvent] = []
     for record in records:
         event = ledger_event_pb2.LedgerEvent(restored=record)
@@ -137,6 +163,6 @@ def _copied(
         if copied.coords.HasField("parent_call_id"):
             copied.coords.parent_capture_key = copied.coords.parent_capture_key or made_in
         copied.coords.capture_key = capture_key
-        copied.intent_number = places.get(record.intent_number, 0)
+        copied.intent_number = places[copied.coords.call_id]
         events.append(event)
     return events

@@ -26,7 +26,7 @@ from callforest_core.refusal import Refusal
 
 DURABLE_STORES: Final = frozenset({"lmdb"})
 CHAIN_CALLS_MAX: Final = 65_536
-"""Calls of one attempt, and so of one chain."""
+"""Most calls of one chain, through earlier attempts too: more would be a loop."""
 PREFIX_BYTES_MAX: Final = (64 << 20) - (4 << 20)
 """Token bytes of one prefix; with its ids it must fit into one framed payload of 64 MiB."""
 _WORD_BYTES: Final = 4

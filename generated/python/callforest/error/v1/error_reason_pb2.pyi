@@ -161,7 +161,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     `not_latest`: its attempt is not the rollout's latest, which latest_capture_key names for people.
     Another owner may be at work: stop.
     `log_forgotten`: the log of its attempt was removed; begin anew.
-    `capture_poisoned`: its attempt has a failure row, which masks the whole rollout; begin anew.
+    `capture_poisoned`: answers of its attempt were served uncaptured; begin anew.
     `call_not_restorable`: call_ids, the first 16, have no record in it. Restore from a point that names
     only accepted answers, or begin anew.
     `too_many_calls`: the calls and all that they continue are more than 2,048. Name the ends of fewer
@@ -412,7 +412,7 @@ to begin the episode from its beginning. `fault` says why, and so what to do:
 `not_latest`: its attempt is not the rollout's latest, which latest_capture_key names for people.
 Another owner may be at work: stop.
 `log_forgotten`: the log of its attempt was removed; begin anew.
-`capture_poisoned`: its attempt has a failure row, which masks the whole rollout; begin anew.
+`capture_poisoned`: answers of its attempt were served uncaptured; begin anew.
 `call_not_restorable`: call_ids, the first 16, have no record in it. Restore from a point that names
 only accepted answers, or begin anew.
 `too_many_calls`: the calls and all that they continue are more than 2,048. Name the ends of fewer

@@ -140,8 +140,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitCalls(self, request_iterator, context):
-        """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals.
-        The first row of a call stands: the same again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH,
+        """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals;
+        the same row again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH, INVALID_MESSAGE, ITEM_DEADLINE,
         COORDINATES_MISMATCH (failure row written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -156,8 +156,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AwaitSettled(self, request, context):
-        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when wait_ms
-        has passed. Close the attempt first: an open one may get more. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+        """AwaitSettled answers, and changes nothing, when no admitted call is pending, the attempt is sealed, or
+        wait_ms has passed; it says which. Close first, or more may come. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

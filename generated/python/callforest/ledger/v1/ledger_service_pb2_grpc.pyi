@@ -38,15 +38,15 @@ class LedgerServiceStub:
     GetCall: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.GetCallRequest, _ledger_service_pb2.GetCallResponse]
     """GetCall reads all that the ledger has of one call. Reasons: ATTEMPT_NOT_FOUND, CALL_NOT_FOUND."""
     CommitCalls: _aio.StreamStreamMultiCallable[_ledger_service_pb2.CommitCallsRequest, _ledger_service_pb2.CommitCallsResponse]
-    """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals.
-    The first row of a call stands: the same again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH,
+    """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals;
+    the same row again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH, INVALID_MESSAGE, ITEM_DEADLINE,
     COORDINATES_MISMATCH (failure row written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED.
     """
     CloseAdmissions: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.CloseAdmissionsRequest, _ledger_service_pb2.CloseAdmissionsResponse]
     """CloseAdmissions ends new calls of an attempt. Repeat safe. Reasons: ATTEMPT_NOT_FOUND."""
     AwaitSettled: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.AwaitSettledRequest, _ledger_service_pb2.AwaitSettledResponse]
-    """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when wait_ms
-    has passed. Close the attempt first: an open one may get more. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+    """AwaitSettled answers, and changes nothing, when no admitted call is pending, the attempt is sealed, or
+    wait_ms has passed; it says which. Close first, or more may come. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
     """
     SealAttempt: _aio.UnaryUnaryMultiCallable[_ledger_service_pb2.SealAttemptRequest, _ledger_service_pb2.SealAttemptResponse]
     """SealAttempt fixes epoch, revision and pending calls of an attempt; nothing is accepted after it. A
@@ -118,8 +118,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_ledger_service_pb2.CommitCallsRequest], _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]],
     ) -> _abc.AsyncIterator[_ledger_service_pb2.CommitCallsResponse]:
-        """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals.
-        The first row of a call stands: the same again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH,
+        """CommitCalls appends rows: records of staged calls, failures, which poison their attempt, withdrawals;
+        the same row again is a no-op. Reasons: CALL_NOT_ADMITTED, CALL_MISMATCH, INVALID_MESSAGE, ITEM_DEADLINE,
         COORDINATES_MISMATCH (failure row written), ATTEMPT_SEALED, ATTEMPT_NOT_FOUND, STORE_FULL, OVERLOADED.
         """
 
@@ -137,8 +137,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_service_pb2.AwaitSettledRequest,
         context: _aio.ServicerContext[_ledger_service_pb2.AwaitSettledRequest, _abc.Awaitable[_ledger_service_pb2.AwaitSettledResponse]],
     ) -> _abc.Awaitable[_ledger_service_pb2.AwaitSettledResponse]:
-        """AwaitSettled answers when no admitted call of the attempt is pending or it is sealed, or when wait_ms
-        has passed. Close the attempt first: an open one may get more. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
+        """AwaitSettled answers, and changes nothing, when no admitted call is pending, the attempt is sealed, or
+        wait_ms has passed; it says which. Close first, or more may come. Reasons: ATTEMPT_NOT_FOUND, OVERLOADED.
         """
 
     @_abc_1.abstractmethod
