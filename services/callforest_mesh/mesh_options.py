@@ -130,6 +130,10 @@ def finalizer_options(configuration: MeshConfiguration) -> FinalizerOptions:
     )
 
 
+_OF_ANY_MESH: Final = frozenset({"min_step_batch_fraction"})
+"""Options of the trainer's section that a training configuration brings, trainer or not."""
+
+
 def _row_multiple(configuration: MeshConfiguration) -> dict[str, object]:
     """Give what every group's rows are padded to a multiple of, if the trainer decides it (FIN-6).
 
@@ -140,7 +144,7 @@ def _row_multiple(configuration: MeshConfiguration) -> dict[str, object]:
         ConfigurationError: the finalizer's section says something else.
     """
     section = configuration.trainer
-    if "trainer" not in configuration.services and not section:
+    if "trainer" not in configuration.services and not section.keys() - _OF_ANY_MESH:
         return {}
     from callforest_core.forest.padding import row_multiple
     from callforest_mesh.trainer.batch import BatchMode, BatchOptions

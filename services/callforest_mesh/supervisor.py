@@ -24,6 +24,8 @@ from callforest_client.channel import connect
 from callforest_mesh.chassis.configuration import SERVICES, MeshConfiguration
 
 _LOG = logging.getLogger("callforest")
+_STOP_GRACES = 4
+"""A gateway ends gRPC, its calls, its HTTP answers and the rest, each within the grace."""
 _WATCH = "/grpc.health.v1.Health/Watch"
 _PROBE_S = 5.0
 EXIT_USAGE = 2
@@ -263,7 +265,7 @@ class Supervisor:
         if process is not None and process.returncode is None:
             _signal(process, signal.SIGTERM)
             try:
-                async with asyncio.timeout(self._grace_s + self._options.stop_s):
+                async with asyncio.timeout(_STOP_GRACES * self._grace_s + self._options.stop_s):
                     child.exit_status = await process.wait()
             except TimeoutError:
                 _LOG.error("%s does not end; it is killed", child.name)

@@ -27,7 +27,7 @@ def finite_number(digits: str) -> float:
     """Make a float (`parse_float`); raises AmbiguousJsonError for one beyond a double."""
     number = float(digits)
     if not math.isfinite(number):
-        raise AmbiguousJsonError(f"{digits} is out of range")
+        raise AmbiguousJsonError("a number is out of range")
     return number
 
 

@@ -16,7 +16,7 @@ from google.rpc import status_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import CallforestError, status_of, status_of_error
 from callforest_core.refusal import Refusal
-from callforest_mesh.chassis.fatal import end_without_memory, is_out_of_memory
+from callforest_mesh.chassis.fatal import end_if_without_memory
 
 _LOG = logging.getLogger("callforest")
 
@@ -34,8 +34,7 @@ def status_of_exception(error: BaseException, *, service: str) -> status_pb2.Sta
         return _of_peer(error)
     if isinstance(error, asyncio.CancelledError):
         return status_pb2.Status(code=grpc.StatusCode.CANCELLED.value[0], message="cancelled")
-    if is_out_of_memory(error):
-        end_without_memory(service, error)
+    end_if_without_memory(service, error)
     incident_id = secrets.token_hex(8)
     _LOG.error("incident %s in %s", incident_id, service, exc_info=error)
     return status_of(

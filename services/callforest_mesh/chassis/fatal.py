@@ -26,6 +26,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return no_thread or isinstance(error, MemoryError)
 
 
+def end_if_without_memory(service: str, error: BaseException | None) -> None:
+    """End the process if an exception means that it has no memory."""
+    if error is not None and is_out_of_memory(error):
+        end_without_memory(service, error)
+
+
 def end_without_memory(service: str, error: BaseException) -> NoReturn:
     """End the process at once, with EX_OSERR, so that its supervisor starts it anew.
 

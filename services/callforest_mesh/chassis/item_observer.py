@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
 from collections.abc import Callable, Coroutine
 from typing import Generic, TypeAlias
@@ -24,6 +25,12 @@ Describe: TypeAlias = Callable[[PayloadT, ResultT | None], Attributes]
 """Says what a span should hold of an item, once it is answered; None when it failed."""
 
 
+Handler: TypeAlias = Callable[
+    [item_pb2.ItemContext, PayloadT],
+    Coroutine[object, object, ResultT] | asyncio.Future[ResultT],
+]
+
+
 class ItemObserver(Generic[PayloadT, ResultT]):
     """Stands around the handler of one stream's items.
 
@@ -41,10 +48,7 @@ class ItemObserver(Generic[PayloadT, ResultT]):
 
     def __init__(
         self,
-        handler: Callable[
-            [item_pb2.ItemContext, PayloadT],
-            Coroutine[object, object, ResultT] | asyncio.Future[ResultT],
-        ],
+        handler: Handler[PayloadT, ResultT],
         *,
         service: str,
         rpc: str,
@@ -52,6 +56,7 @@ class ItemObserver(Generic[PayloadT, ResultT]):
         describe: Describe[PayloadT, ResultT] | None,
     ) -> None:
         self._handler = handler
+        self._takes_a_task = inspect.iscoroutinefunction(handler)
         self._name = f"{service}/{rpc}"
         self._rpc = rpc
         self._tracer = telemetry.tracer
@@ -72,29 +77,37 @@ class ItemObserver(Generic[PayloadT, ResultT]):
     ) -> Coroutine[object, object, ResultT] | asyncio.Future[ResultT]:
         """Answer an item; a handler that gives a future costs no task here either."""
         if context.traceparent:
-            return self._watched(self._traced(context, payload), context.timeout_ms)
-        answer = self._handler(context, payload)
-        if not isinstance(answer, asyncio.Future):
-            return self._watched(answer, context.timeout_ms)
-        ended = functools.partial(self._ended, time.perf_counter(), context.timeout_ms)
+            return self._watched(self._traced, context, payload)
+        if self._takes_a_task:
+            return self._watched(self._handler, context, payload)
+        begun = time.perf_counter()
         self._running += 1
-        answer.add_done_callback(ended)
-        return answer
+        try:
+            answer = self._handler(context, payload)
+        except BaseException as error:
+            self._note(begun, context.timeout_ms, error)
+            raise
+        future = asyncio.ensure_future(answer)
+        future.add_done_callback(functools.partial(self._ended, begun, context.timeout_ms))
+        return future
 
     async def _watched(
-        self, answering: Coroutine[object, object, ResultT], timeout_ms: int
+        self, handler: Handler[PayloadT, ResultT], context: item_pb2.ItemContext, payload: PayloadT
     ) -> ResultT:
-        """Take note of how an item ends."""
+        """Answer an item, and take note of how it ends.
+
+        The handler is called here: an item that is cancelled before it began leaves nothing behind.
+        """
         begun = time.perf_counter()
         self._running += 1
         error: BaseException | None = None
         try:
-            return await answering
+            return await handler(context, payload)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self._note(begun, timeout_ms, error)
+            self._note(begun, context.timeout_ms, error)
 
     def _ended(self, begun: float, timeout_ms: int, answer: asyncio.Future[ResultT]) -> None:
         error = asyncio.CancelledError() if answer.cancelled() else answer.exception()

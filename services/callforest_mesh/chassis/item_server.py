@@ -9,9 +9,9 @@ import asyncio
 import functools
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, cast
+from typing import Generic, cast
 
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
@@ -36,18 +36,13 @@ from callforest_mesh.chassis.errors import (
     status_of_exception,
 )
 from callforest_mesh.chassis.failpoint import failpoint
-from callforest_mesh.chassis.item_observer import Describe, ItemObserver
+from callforest_mesh.chassis.item_observer import Describe, Handler, ItemObserver
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import check, malformed
 
 _RESULT_OVERHEAD_BYTES = 64
 _ERROR_FIELD = "error"
 UNANSWERED_MAX = 1024
-
-Handler: TypeAlias = Callable[
-    [item_pb2.ItemContext, PayloadT],
-    Coroutine[object, object, ResultT] | asyncio.Future[ResultT],
-]
 
 
 class Drain:

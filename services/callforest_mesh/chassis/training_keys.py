@@ -185,6 +185,8 @@ def _check(key: str, value: Value, tree: dict[str, Value]) -> None:
 
 def _put(same: SameKey, value: Value, tree: dict[str, Value]) -> None:
     """Give an option the value of the key that means it; its own schema judges the value."""
+    if value is None:
+        return
     name, option = same.option
     section = tree.get(name)
     if section is None:

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from callforest_client.errors import CallforestError
 from callforest_mesh.chassis.failpoint import failpoint, is_armed
-from callforest_mesh.chassis.fatal import end_without_memory, is_out_of_memory
+from callforest_mesh.chassis.fatal import end_if_without_memory
 from callforest_mesh.gateway import events, refusals
 from callforest_mesh.gateway.context_report import context_header
 from callforest_mesh.gateway.lives import PendingCall
@@ -132,8 +132,7 @@ def refusal_of(error: Exception, route: str) -> HttpRefusal:
     if isinstance(error, CallforestError):
         _LOG.warning("%s: %s", route, error)
         return refusals.of_service(error)
-    if is_out_of_memory(error):
-        end_without_memory("gateway", error)
+    end_if_without_memory("gateway", error)
     incident_id = secrets.token_hex(8)
     _LOG.error("incident %s: %s", incident_id, route, exc_info=error)
     return refusals.faulty(incident_id)

@@ -102,6 +102,7 @@ class Edge:
         capture_key = _capture_key(request)
         self._refuse_when_draining()
         body = await self._read(request)
+        self._refuse_when_draining()  # meanwhile it may have begun to
         begun = asyncio.get_running_loop().time()
         asked = Asked(
             capture_key, body, dialect, _claim(request), identity=_identity(capture_key, request)

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
+from callforest_mesh.chassis.fatal import end_if_without_memory
 from callforest_mesh.gateway.refusals import HttpRefusal
 
 _LOG = logging.getLogger("callforest")
@@ -76,6 +77,7 @@ class _Connection(RequestHandler):
         Raises:
             ConnectionError: a part of another answer is on its way already.
         """
+        end_if_without_memory("gateway", exc)
         if status >= 500:
             _LOG.error("a request could not be handled", exc_info=exc)
         else:
@@ -114,7 +116,8 @@ class _Server(web.Server):
         try:
             response: web.StreamResponse = await self._handle(request)
         except web.HTTPException as error:
-            return refused(HttpRefusal(error.status, "invalid_request_error", _NOT_EXPECTED))
+            said = _NOT_EXPECTED if error.status == 417 else _NOT_READ.message
+            return refused(HttpRefusal(error.status, "invalid_request_error", said))
         return response
 
 

@@ -38,6 +38,8 @@ def messages_of(turns: object, instructions: object) -> list[Item]:
             conversation.take(turn, f"input[{index}]")
     else:
         raise malformed("`input` must be text or a list with at least one item.", "input")
+    if not conversation.messages:
+        raise malformed("`input` has no message.", "input")
     return conversation.messages
 
 
@@ -81,7 +83,7 @@ class _Conversation:
             case kind:
                 raise unsupported(
                     where,
-                    f"`{where}` is an item of type {kind!r}. Served are message, reasoning, "
+                    f"`{where}` is an item of type {_shown(kind)}. Served are message, reasoning, "
                     "function_call and function_call_output.",
                 )
 
@@ -161,7 +163,9 @@ def _part(part: object, where: str) -> str:
     if kind == "refusal":
         return _string(part, "refusal", where)
     if not isinstance(kind, str) or kind not in _TEXT:
-        raise unsupported(where, f"`{where}` is a part of type {kind!r}. Only text is served.")
+        raise unsupported(
+            where, f"`{where}` is a part of type {_shown(kind)}. Only text is served."
+        )
     return _string(part, "text", where)
 
 
@@ -182,6 +186,11 @@ def _reasoning_text(item: Item, where: str) -> str:
         if texts:
             return "\n".join(texts)
     return ""
+
+
+def _shown(kind: object) -> str:
+    """Show the type of an item or a part, shortly."""
+    return f"'{kind[:32]}'" if isinstance(kind, str) else "that is no text"
 
 
 def _joined(parts: list[Item]) -> str:

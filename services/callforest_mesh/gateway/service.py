@@ -34,8 +34,6 @@ from callforest_mesh.gateway.work import Work
 
 __all__ = ["GatewayOptions", "GatewayService"]
 
-_LAST_WORDS_S: Final = 2.0
-"""How long answers may be on their way when their calls are done and nothing listens any more."""
 _FULL_NAME: Final = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
 
 
@@ -120,7 +118,7 @@ class GatewayService:
         runner = EdgeRunner(
             self._edge.application(),
             head_timeout_s=self._options.body_timeout_s,
-            shutdown_timeout_s=min(_LAST_WORDS_S, self._options.grace_s),
+            shutdown_timeout_s=self._options.grace_s,
         )
         await runner.setup()
         self._runner = runner
@@ -137,6 +135,7 @@ class GatewayService:
         is refused says nothing.
         """
         await self._calls.finish(self._options.grace_s)
+        # Answers that are on their way, and requests that are no calls, have the grace as well.
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

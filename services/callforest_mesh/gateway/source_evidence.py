@@ -6,7 +6,7 @@ Contract: docs/lineage.md, section 11.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,8 @@ from callforest_mesh.gateway.response_input import messages_of
 _COMPARED_ROOTS: Final = 32
 """With so many conversations of its attempt a history is compared, those that grew last."""
 _COMPARED_ENDS: Final = 32
+_COMPARED_BYTES: Final = 1 << 20
+"""Turns that a request is compared with at a time: some tens of milliseconds of the gateway."""
 """And of the one that it shares most with, with so many ways in which it went on."""
 
 
@@ -97,16 +99,18 @@ class SourceEvidence:
     def _left(self, nearest_call_id: str) -> call_record_pb2.HistoryDifference | None:
         """Compare with the attempt's conversations; name the difference from the likeliest."""
         before = [] if self.known is None else self.known.request_parts()
+        if _size(before) > _COMPARED_BYTES:
+            return None  # nobody may wait for what is for people
         comparison = _Comparison(self, [*_atoms(before), *atoms_of(self.new_items)])
         # Calls that the request goes on from, but for what it made of their answers.
         nearest = self.histories.get(self.capture_key, nearest_call_id)
         left = [call for call in (nearest, self.known) if call is not None]
         roots = self.histories.newest_of_roots(self.capture_key, _COMPARED_ROOTS)
-        likeliest = comparison.likeliest([*left, *roots])
+        likeliest = comparison.likeliest(_within_bounds([*left, *roots]))
         if likeliest is None:
             return None
         ends = self.histories.ends_of(likeliest.root, _COMPARED_ENDS)
-        likeliest = comparison.likeliest([likeliest, *ends])
+        likeliest = comparison.likeliest([likeliest, *_within_bounds(ends)])
         return None if likeliest is None else comparison.with_call(likeliest)
 
     def keep(self, call_id: str, served: ServedResponse) -> None:
@@ -175,6 +179,22 @@ class SourceEvidence:
             atom_index=nearest.history.atom_count,
             detail=changed.name,
         )
+
+
+def _size(parts: Iterable[Turns]) -> int:
+    return sum(len(part.items) for part in parts)
+
+
+def _within_bounds(calls: Iterable[KeptCall]) -> list[KeptCall]:
+    """Give calls, the first first, that have no more than _COMPARED_BYTES of turns together."""
+    taken: list[KeptCall] = []
+    left = _COMPARED_BYTES
+    for call in calls:
+        size = _size(call.parts())
+        if size <= left:
+            taken.append(call)
+            left -= size
+    return taken
 
 
 def _atoms(parts: list[Turns]) -> Iterator[bytes]:

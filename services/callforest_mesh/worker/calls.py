@@ -26,6 +26,7 @@ from callforest_core.custody.errors import CaptureError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import item_late, overloaded
 from callforest_mesh.chassis.failpoint import failpoint
+from callforest_mesh.chassis.fatal import end_if_without_memory
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker import core
@@ -52,8 +53,7 @@ _MARGIN_S = 0.5
 class _Schedule:
     """When the parts of a call must be done, on the loop's clock.
 
-    The item's own timeout would drop a completion that is there already; so each part ends
-    before it (docs/protocol.md, section "Item streams").
+    The item's own timeout would drop a completion that is there; so each part ends before it.
     """
 
     timeout_ms: int
@@ -291,8 +291,8 @@ class Calls:
             late = error.reason == er.ERROR_REASON_ITEM_DEADLINE
             reason = core.STAGE_TIMEOUT if late else core.STAGE_FAILED
             detail = f"{reason_name(error.reason)}: {error.message}"
-        except Exception:  # noqa: BLE001 - logged, and told to the caller as a failed capture
-            # A completion is there; no fault of the capture may take it from the harness.
+        except Exception as error:  # noqa: BLE001 - logged, and told as a failed capture
+            end_if_without_memory("worker", error)  # else no fault takes the completion back
             reason, incident = core.STAGE_FAILED, secrets.token_hex(8)
             detail = f"a fault of the worker; its log has incident {incident}"
             _LOG.exception("incident %s: call %s", incident, capture.admission.call_id)

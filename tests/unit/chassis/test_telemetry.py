@@ -1,6 +1,7 @@
 """The ports of telemetry: bounded labels, sampling, what is written when it fails."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -129,16 +130,24 @@ def test_every_outcome_is_a_label() -> None:
 
 
 @pytest.mark.requirement("OPS-1")
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("traceparent", ["", SAMPLED])
-async def test_an_item_that_fails_is_measured_by_its_reason(traceparent: str) -> None:
-    async def refuse(
+async def test_an_item_that_fails_is_measured_by_its_reason(
+    traceparent: str, at_once: bool
+) -> None:
+    async def refuse_later(
         _context: item_pb2.ItemContext, _intent: attempt_pb2.CallIntent
     ) -> capture_admission_pb2.Verdict:
         raise Refusal(er.ERROR_REASON_CALL_MISMATCH, "other", field="body_digest")
 
+    def refuse_at_once(
+        _context: item_pb2.ItemContext, _intent: attempt_pb2.CallIntent
+    ) -> asyncio.Future[capture_admission_pb2.Verdict]:
+        raise Refusal(er.ERROR_REASON_CALL_MISMATCH, "other", field="body_digest")
+
     telemetry = RecordedTelemetry()
     observer: ItemObserver[attempt_pb2.CallIntent, capture_admission_pb2.Verdict] = ItemObserver(
-        refuse,
+        refuse_at_once if at_once else refuse_later,
         service="ledger",
         rpc=RECORD_INTENTS.name,
         telemetry=telemetry.service("ledger"),
@@ -151,6 +160,32 @@ async def test_an_item_that_fails_is_measured_by_its_reason(traceparent: str) ->
     assert measured == {("RecordIntents", "CALL_MISMATCH"): 1}
     failed = [span.attributes["error.type"] for span in telemetry.spans()]
     assert failed == (["CALL_MISMATCH"] if traceparent else [])
+    telemetry.shutdown()
+
+
+async def test_an_item_that_is_cancelled_before_it_began_leaves_nothing_behind() -> None:
+    """No coroutine that nobody awaits: such warnings are errors here."""
+
+    async def answer(
+        _context: item_pb2.ItemContext, _intent: attempt_pb2.CallIntent
+    ) -> capture_admission_pb2.Verdict:
+        return capture_admission_pb2.Verdict()
+
+    telemetry = RecordedTelemetry()
+    observer: ItemObserver[attempt_pb2.CallIntent, capture_admission_pb2.Verdict] = ItemObserver(
+        answer,
+        service="ledger",
+        rpc=RECORD_INTENTS.name,
+        telemetry=telemetry.service("ledger"),
+        describe=None,
+    )
+    for traceparent in ("", SAMPLED):
+        context = item_pb2.ItemContext(timeout_ms=1000, traceparent=traceparent)
+        task = asyncio.ensure_future(observer(context, attempt_pb2.CallIntent()))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    gc.collect()
     telemetry.shutdown()
 
 

@@ -174,6 +174,16 @@ def test_a_stream_is_asked_of_the_whole_history(dialect: Dialect) -> None:
     assert request.streaming == fresh.streaming
 
 
+@pytest.mark.requirement("ADM-2")
+def test_new_turns_that_make_no_message_are_read_with_the_whole() -> None:
+    reader = ForestReader(Histories(1 << 20, 10))
+    serve(reader, json.dumps({"input": [GO]}).encode(), RESPONSES, "c1")
+    body = json.dumps({"input": [GO, {"type": "reasoning", "summary": []}]}).encode()
+    request = reader.read("k", body, RESPONSES)
+    assert request.evidence.known is None
+    assert json.loads(request.body)["messages"] == [GO]
+
+
 TEXTS = st.text(st.sampled_from('a\u00e9\U0001f600"\\]},[{: \n'), max_size=6)
 TURNS = st.lists(
     st.fixed_dictionaries({"role": st.just("user"), "content": TEXTS}), min_size=1, max_size=3

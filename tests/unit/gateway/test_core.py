@@ -123,6 +123,15 @@ def test_malformed_body_is_refused(body: bytes, said: str) -> None:
     assert said in refusal.message
 
 
+def test_a_refusal_is_short_however_long_what_is_refused() -> None:
+    long = b"9" * 100_000
+    assert len(refusal_of(b'{"messages":[],"n":1' + long + b".5e999}").message) < 200
+    body = json.dumps({"input": [{"type": "x" * 100_000}]}).encode()
+    with pytest.raises(HttpRefusal) as caught:
+        core.read_request(body, Dialect.RESPONSES)
+    assert len(caught.value.message) < 200
+
+
 def test_depth_up_to_the_limit_is_read() -> None:
     nested = b'{"messages":[{"role":"user","content":"a"}],"x":' + b"[" * 127 + b"]" * 127 + b"}"
     assert core.read_request(nested).body == nested

@@ -316,3 +316,14 @@ def test_response_says_again_what_was_asked() -> None:
         True,
     )
     assert "input" not in echo
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [[{"type": "reasoning", "summary": []}], [{"role": "system", "content": ""}]],
+)
+def test_input_without_any_message_is_refused(turns: list[object]) -> None:
+    body = json.dumps({"model": "m", "input": turns}).encode()
+    with pytest.raises(HttpRefusal) as caught:
+        core.read_request(body, Dialect.RESPONSES)
+    assert (caught.value.status, caught.value.parameter) == (400, "input")

@@ -38,6 +38,9 @@ def multiple_of(*settings: str) -> int:
         # The trainer runs elsewhere, and is configured in the file that all share.
         ([ALONE, f"{RANKS}=4", f"{ROWS}=2"], 8),
         (["services=[finalizer]", "trainer.groups_per_step=2"], 4),
+        # What a training configuration says of any mesh configures no trainer.
+        ([ALONE, f"{GIVEN}=8", "async_rl.rollout_failure.min_step_batch_fraction=0.5"], 8),
+        ([ALONE, "async_rl.rollout_failure.min_step_batch_fraction=null"], 1),
     ],
 )
 def test_it_is_what_the_trainer_needs(settings: list[str], expected: int) -> None:
