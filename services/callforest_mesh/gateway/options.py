@@ -25,7 +25,8 @@ class GatewayOptions:
             and a comment every so often, keep its connection until the call's row is durable.
         repeat_grace_s: how long a call whose fate is not known, or whose harness left, is left to a
             repeat before it is given up.
-        grace_s: how long calls may go on when the gateway stops.
+        grace_s: how long calls may go on when the gateway stops, and then as long answers on their
+            way, and what is left of calls.
         forest: whether calls find what they continue by their whole source history (forest mode)
             instead of by what models wrote (chain mode); attempts must be opened alike.
         history_cache_bytes: forest mode: what the kept histories may take.
