@@ -147,7 +147,7 @@ def _without_tokens(manifest: Manifest) -> list[str]:
 
 
 def _note(text: str, y: float) -> str:
-    return f'<text class="note" x="{_MARGIN}" y="{y + 12:.1f}" fill="#555">{escape(text)}</text>'
+    return f'<text class="note" x="{_MARGIN}" y="{y + 12:.1f}" fill="dimgray">{escape(text)}</text>'
 
 
 def _draw_box(box: _Box, mark: str) -> str:

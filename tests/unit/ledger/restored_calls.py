@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from callforest.capture.v1 import restore_point_pb2
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import core, restoring
 from callforest_mesh.ledger.attempt import AttemptView
-from tests.unit.ledger.calls import FIRST, KEY, SECOND, Attempt, record
+from tests.unit.ledger.calls import FIRST, KEY, SECOND, Attempt, facts, record
 from tests.unit.ledger.forest_calls import ForestAttempt, forest_record
 
 SECOND_KEY = f"{KEY}-a1"
@@ -31,6 +35,17 @@ def restored(attempt: Attempt, call_ids: Sequence[str], request_id: str = RESTOR
     assert replayed is not None
     made.view = replayed
     return made
+
+
+def refused(attempt: Attempt, *call_ids: str) -> Refusal:
+    """Give why calls are not restored; nothing was made of it."""
+    before = facts(attempt.view)
+    named = restoring.read_point(point(*call_ids))
+    with pytest.raises(Refusal) as caught:
+        restoring.restored_events(attempt.view, named, RESTORE_ID)
+    assert caught.value.reason == er.ERROR_REASON_RESTORE_REFUSED
+    assert facts(attempt.view) == before
+    return caught.value
 
 
 def chain_of_three() -> Attempt:

@@ -44,6 +44,7 @@ from tests.unit.ledger.restored_calls import (
     chain_of_three,
     forest_of_three,
     point,
+    refused,
     restored,
 )
 
@@ -64,17 +65,6 @@ def continuation(
     verdict = attempt.apply(core.record_intent(attempt.view, asked)).answer
     assert verdict.WhichOneof("verdict") == "continuation"
     return verdict.continuation
-
-
-def refused(attempt: Attempt, *call_ids: str) -> Refusal:
-    """Give why calls are not restored; nothing was made of it."""
-    before = facts(attempt.view)
-    named = restoring.read_point(point(*call_ids))
-    with pytest.raises(Refusal) as caught:
-        restoring.restored_events(attempt.view, named, RESTORE_ID)
-    assert caught.value.reason == er.ERROR_REASON_RESTORE_REFUSED
-    assert facts(attempt.view) == before
-    return caught.value
 
 
 @pytest.mark.requirement("SEL-3")
@@ -296,52 +286,6 @@ def test_a_failure_row_beside_a_record_does_too() -> None:
     attempt = forest_of_three()
     attempt.fail(failure("d"))
     assert refused(attempt, "b").facts["fault"] == "capture_poisoned"
-
-
-@MAKERS
-def test_a_call_that_ended_without_an_answer_keeps_nothing_from_being_restored(make: Make) -> None:
-    """As when its harness died: nobody can have its answer, so nobody can name it."""
-    attempt = make()
-    if isinstance(attempt, ForestAttempt):
-        attempt.announce("x", [user("x")])
-    else:
-        attempt.admit("x", [user("x")])
-    attempt.fail(failure("x", "request_finished_without_staged_coordinates"))
-    second = restored(attempt, ["b"])
-    assert [row.coords.call_id for row in second.view.records()] == ["a", "b"]
-    assert second.view.failure_count == 0
-    assert refused(attempt, "b", "x").facts["fault"] == "call_not_restorable"
-
-
-def test_records_of_other_rules_are_not_restored() -> None:
-    """No request would continue them: it would be prompted anew, and only a header would say so."""
-    attempt = forest_of_three()
-    for event in attempt.log:
-        if event.WhichOneof("event") == "record":
-            event.record.replay.normalization_version -= 1
-    attempt.view = attempt.replayed()
-    refusal = refused(attempt, "b")
-    assert refusal.facts["fault"] == "call_not_restorable"
-    assert refusal.facts["call_ids"] == "a,b"
-    assert "other rules" in refusal.message
-
-
-@pytest.mark.requirement("SEL-3")
-@pytest.mark.parametrize("unnumbered", ["d", "b"])
-def test_records_without_numbers_are_restored_in_the_order_of_their_times(unnumbered: str) -> None:
-    """Where one of n has none, n was ordered by times, whichever calls are restored."""
-    attempt = chain_of_three()
-    for place, event in enumerate(attempt.log):
-        if event.WhichOneof("event") == "record":
-            event.record.admit_time.seconds = 1_000 - place
-            if event.record.coords.call_id == unnumbered:
-                event.record.ClearField("intent_number")
-    attempt.view = attempt.replayed()
-    second = restored(attempt, ["b", "d"])
-    numbers = {row.coords.call_id: row.intent_number for row in second.view.records()}
-    assert sorted(numbers.values()) == [1, 2, 3]
-    assert numbers["d"] < numbers["a"] < numbers["b"], "times, and parents before children"
-    assert second.view.are_numbered
 
 
 def test_calls_without_a_record_cannot_be_named() -> None:
