@@ -34,12 +34,33 @@ _Calls: TypeAlias = frozenset[str]
 
 
 class Shown(NamedTuple):
-    """One whole answer of a history: the calls that it may be; none for one of a lost call."""
+    """One whole answer of a history, or a reference to a lost call.
+
+    Attributes:
+        candidates: the calls that it may be; none for one of a lost call.
+        items: what it says; nothing when it is only referred to.
+        lost: of the answer of a lost call, the calls that its ids name.
+    """
 
     candidates: _Calls
+    items: tuple[ShownItem, ...] = ()
+    lost: _Calls = frozenset()
 
+    def can_be(self, other: Shown) -> bool:
+        """Say whether two tellings can be of one answer.
 
-_LOST: Final = Shown(frozenset())
+        Those of a lost call's answer can if they say the same and name no different calls.
+        """
+        if self.candidates or other.candidates:
+            return bool(self.candidates & other.candidates)
+        if self.lost and other.lost and not self.lost & other.lost:
+            return False
+        return not (self.items and other.items) or self._said == other._said
+
+    @property
+    def _said(self) -> tuple[int, bytes]:
+        said = EMPTY_HISTORY.extended([one.item for one in self.items])
+        return said.atom_count, said.source_digest
 
 
 class CapturedAnswers:
@@ -96,18 +117,9 @@ class CapturedAnswers:
         named = [self.called(name) | ({name} & self.records.keys()) for name in reference.names]
         return frozenset.intersection(*named)
 
-    def names_lost(self, reference: Reference) -> bool:
-        """Say whether a reference names a call that has no record."""
-        named = call_ids_in(reference.names) | frozenset(reference.names)
-        return bool(named & self.lost)
-
-    def shows_lost(self, item: ShownItem) -> bool:
-        """Say whether an item carries the native id of a call that has no record."""
-        return self.is_lost(item.native_ids)
-
-    def is_lost(self, native_ids: Iterable[str]) -> bool:
-        """Say whether ids name a call that has no record."""
-        return bool(call_ids_in(native_ids) & self.lost)
+    def lost_among(self, native_ids: Iterable[str]) -> _Calls:
+        """Give the calls without a record that ids name."""
+        return call_ids_in(native_ids) & self.lost
 
     def candidates(self, said: _Calls, items: Iterable[ShownItem]) -> _Calls:
         """Give those of the calls that said this that no native id of the items speaks against."""
@@ -159,8 +171,12 @@ def read_account(captured: CapturedAnswers, account: Account, among: _Calls | No
     for number, passage in enumerate(account.passages):
         if passage.runs:
             shown += read_passage(captured, passage, among, account.passages[number + 1 :])
-        else:
-            shown += _read_again(captured, passage, among)
+            continue
+        for one in _read_again(captured, passage, among):
+            if shown and not one.candidates and one.can_be(shown[-1]):
+                shown[-1] = shown[-1]._replace(lost=shown[-1].lost | one.lost)
+            else:
+                shown.append(one)
     return shown
 
 
@@ -181,10 +197,13 @@ def read_passage(
         if not captured.lost:
             shown += _cut(captured, run, among, behind)
             continue
-        for is_lost, items in groupby(run, captured.shows_lost):
-            shown += [_LOST] if is_lost else _cut_or_lost(captured, [*items], among, behind)
-    if captured.is_lost([passage.response_id]) and all(one.candidates for one in shown):
-        return [*shown[:-1], _LOST]  # whoever else said the same
+        for lost, items in groupby(run, lambda item: captured.lost_among(item.native_ids)):
+            if lost:
+                shown.append(Shown(frozenset(), tuple(items), lost))
+            else:
+                shown += _cut_or_lost(captured, [*items], among, behind)
+    if shown and (lost := captured.lost_among([passage.response_id])):
+        return _with_lost(shown, lost)
     named = captured.called(passage.response_id) if shown else frozenset()
     if not named:
         return shown
@@ -196,15 +215,30 @@ def read_passage(
     return shown
 
 
+def _with_lost(shown: Sequence[Shown], lost: _Calls) -> list[Shown]:
+    """Say which answer of a response is that of the lost call that its id names.
+
+    It is the last one, whoever else said the same, unless answers of lost calls are shown anyway.
+    """
+    open_places = [place for place, one in enumerate(shown) if not one.candidates]
+    place = open_places[0] if open_places else len(shown) - 1
+    if len(open_places) > 1 or shown[place].lost:
+        return [*shown]
+    return [*shown[:place], Shown(frozenset(), shown[place].items, lost), *shown[place + 1 :]]
+
+
 def _read_again(captured: CapturedAnswers, passage: Passage, among: _Calls | None) -> list[Shown]:
     """Give the answer that a snapshot names by its id when it shows nothing new.
 
-    It may be another that says the same as the one before it.
+    It may be another that says the same as the one before it, that of a lost call too.
     """
     named = captured.called(passage.response_id)
-    if not named:
+    lost = captured.lost_among([passage.response_id])
+    if not named and not lost:
         return []
     shown = read_passage(captured, replace(passage, runs=passage.again), among)
+    if lost:
+        return [one for one in shown if one.lost & lost][-1:]
     return [one for one in shown[-1:] if one.candidates <= named]
 
 
@@ -220,7 +254,7 @@ def _cut_or_lost(
     except SelectionRefusedError as error:
         if error.fault is not SelectionFault.ANSWER_NOT_CAPTURED or error.call_ids:
             raise
-        return [_LOST]
+        return [Shown(frozenset(), tuple(run))]
 
 
 def _cut(
@@ -247,7 +281,9 @@ def _cut(
     cut = one_cut(answers, len(run), captured.records)
     if cut is None:
         _refuse_run(captured, run[max(answers) :], behind)
-    return [Shown(calls) for _, calls in cut]
+    starts = [0, *(end for end, _ in cut)]
+    parts = zip(starts, cut, strict=False)
+    return [Shown(calls, tuple(run[start:end])) for start, (end, calls) in parts]
 
 
 def _refuse_run(

@@ -4,23 +4,26 @@ A result shows answers whole and in order, as `response.output` (or `output`), a
 `responses`, snapshots in `transitions`, or as references in `ng_trajectory.turns[].model_calls`.
 Here they are only read; `answers` says which calls they are. Nothing is guessed: what cannot be
 read is refused. Nothing is passed over either: a response that is told twice, by `output` and by
-`choices` say, makes two accounts.
+`choices` say, makes two accounts. What only has such a name, as the choices of a question have, is
+no telling beside answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from callforest_core.forest.selection import SelectionFault, SelectionRefusedError
+from callforest_core.forest.telling import Telling, as_list, members_of, tellings, unreadable
 from callforest_core.lineage.atoms import item_atoms
 from callforest_core.lineage.fingerprint import UnreadableItemError
-from callforest_core.lineage.items import Dialect, ItemsError, response_items
 
 _OBSERVATION_ROLES: Final = frozenset({"user", "system", "developer", "tool"})
 _OBSERVATION_TYPES: Final = frozenset({"function_call_output"})
 _REFERENCE_KEYS: Final = ("model_call_id", "call_id", "response_id")
+_HISTORIES: Final = ("responses", "transitions")
+"""Members of a result that tell the history apart from its own response."""
 
 
 class ShownItem(NamedTuple):
@@ -87,7 +90,8 @@ class ReturnedHistory:
         accounts: each a whole account of the accepted answers; if there are several, they must
             agree.
         responses: the scored response, once for each member of the result that tells it. Without
-            other accounts they are the accounts; they must agree with each other in any case.
+            `responses` and `transitions` they are the accounts; they must agree with each other in
+            any case.
         references: calls named one by one, or None when the result has no trajectory.
     """
 
@@ -109,82 +113,90 @@ def read_history(result: object) -> ReturnedHistory:
     if result is None:
         raise SelectionRefusedError(SelectionFault.HISTORY_MISSING, "no result was given")
     if not isinstance(result, dict):
-        raise _unreadable("the result is no object")
+        raise unreadable("the result is no object")
     accounts: list[Account] = []
     if (responses := result.get("responses")) is not None:
-        parts = [[[one] for one in _tellings(response)] for response in _list(responses)]
+        parts = [[[one] for one in tellings(response)] for response in as_list(responses)]
         for name, told in _named("responses", _readings(parts)):
-            accounts.append(Account(name, tuple(_passage(*one.shown) for one in told)))
+            passages = tuple(_passage(one.items, one.response_id) for one in told)
+            accounts.append(Account(name, passages))
     if (transitions := result.get("transitions")) is not None:
-        accounts += _snapshots("transitions", _list(transitions))
-    own, scored = _own_accounts(result)
-    accounts = accounts or own
+        accounts += _snapshots("transitions", as_list(transitions))
+    own, members = _own_response(result), _own_members(result)
+    if accounts:
+        accounts += [account for one in members for account in _read(one)[0]]
+        scored = [passage for one in own for passage in _read(one)[1]]
+    else:
+        read = [_read(one) for one in (*own, *members)]
+        accounts = [account for told, _ in read for account in told]
+        scored = [passage for _, passages in read for passage in passages]
     references = _references(result.get("ng_trajectory"))
     shown = any(passage.runs for account in accounts for passage in account.passages)
     if not shown and not references:
         raise SelectionRefusedError(SelectionFault.HISTORY_MISSING, "it shows no answer")
-    return ReturnedHistory(tuple(accounts) if shown else (), scored, references)
+    return ReturnedHistory(tuple(accounts) if shown else (), tuple(scored), references)
 
 
 def read_response(response: object) -> tuple[Passage, ...]:
-    """Read one response in Responses or Chat shape, or a bare list of items.
+    """Read a response where it is a witness alone: in Responses or Chat shape, or a list of items.
 
     Returns:
-        It, once for each member that tells it; once if none does.
-
-    Raises:
-        SelectionRefusedError: `history_unreadable`.
+        It, once for each member that tells it; once if none does. Of a member that cannot be read
+        only the id of the response is left, which is a witness of its own.
     """
-    return tuple(_passage(*one.shown) for one in _tellings(response))
+    return _witnesses([("", one) for one in tellings(response)])
 
 
 def own_response(result: object) -> tuple[Passage, ...]:
-    """Read a result's own response, once for each member of the result that tells it.
+    """Read a result's own response where it is a witness alone, as `read_response` does.
 
-    Raises:
-        SelectionRefusedError: `history_unreadable`.
+    `output` and `choices` of the result tell it too, unless they stand beside a history.
     """
-    return _own_accounts(result)[1] if isinstance(result, dict) else ()
+    if not isinstance(result, dict):
+        return ()
+    is_told_apart = any(result.get(name) is not None for name in _HISTORIES)
+    members = [] if is_told_apart else _own_members(result)
+    return _witnesses([*_own_response(result), *members])
 
 
-class _Telling(NamedTuple):
-    """What one member tells of a response.
-
-    Attributes:
-        member: its name, "" for a bare list; None when nothing is told.
-        items: what it holds.
-        response_id: the id of the response as a whole, or "".
-    """
-
-    member: str | None
-    items: list[object]
-    response_id: str
-
-    @property
-    def shown(self) -> tuple[list[object], str]:
-        """The items and the id."""
-        return self.items, self.response_id
+_Named: TypeAlias = tuple[str, Telling]
+"""A telling, and the name of the account that it makes."""
 
 
-def _own_accounts(result: dict[str, object]) -> tuple[list[Account], tuple[Passage, ...]]:
-    """Give the accounts that a result's own response makes, and the response as each tells it."""
+def _own_response(result: dict[str, object]) -> list[_Named]:
+    """Give what is told of a result's own response, in `response`."""
     response = result.get("response")
-    told = [] if response is None else _tellings(response)
-    named = [(".".join(filter(None, ("response", one.member))), one) for one in told]
-    named += [(one.member or "", one) for one in _members(result)]
-    accounts: list[Account] = []
+    told = [] if response is None else tellings(response)
+    return [(".".join(filter(None, ("response", one.member))), one) for one in told]
+
+
+def _own_members(result: dict[str, object]) -> list[_Named]:
+    """Give what `output` and `choices` of a result itself tell."""
+    is_alone = all(result.get(name) is None for name in ("response", *_HISTORIES, "ng_trajectory"))
+    return [(one.member or "", one) for one in members_of(result, is_alone=is_alone)]
+
+
+def _read(named: _Named) -> tuple[list[Account], list[Passage]]:
+    """Give the accounts that a telling of a response makes, and the response as it tells it."""
+    name, one = named
+    items = one.items
+    if any(isinstance(item, list) for item in items):
+        snapshots = _snapshots(name, items)
+        ends = [last for account in snapshots for last in account.passages[-1:]]
+        return snapshots, [*ends, Passage((), one.response_id)]
+    passage = _passage(items, one.response_id)
+    return ([] if one.member is None else [Account(name, (passage,))]), [passage]
+
+
+def _witnesses(told: Sequence[_Named]) -> tuple[Passage, ...]:
+    """Read tellings each apart, so that one that cannot be read silences no other."""
     passages: list[Passage] = []
-    for name, one in named:
-        if any(isinstance(item, list) for item in one.items):
-            snapshots = _snapshots(name, one.items)
-            accounts += snapshots
-            passages += [last for account in snapshots for last in account.passages[-1:]]
-            passages.append(Passage((), one.response_id))
-            continue
-        passages.append(_passage(*one.shown))
-        if one.member is not None:
-            accounts.append(Account(name, (passages[-1],)))
-    return accounts, tuple(passages)
+    for named in told:
+        try:
+            passages += _read(named)[1]
+        except SelectionRefusedError:
+            passages.append(Passage((), named[1].response_id))
+    return tuple(passages)
 
 
 def _snapshots(name: str, transitions: Sequence[object]) -> list[Account]:
@@ -193,7 +205,7 @@ def _snapshots(name: str, transitions: Sequence[object]) -> list[Account]:
     for way, told in _named(name, _readings([_snapshot(one) for one in transitions])):
         passages: list[Passage] = []
         before: list[object] = []
-        for items, response_id in (one.shown for one in told):
+        for items, response_id in ((one.items, one.response_id) for one in told):
             known = len(before) if items[: len(before)] == before else 0
             passage = _passage(items[known:], response_id)
             if not passage.runs:
@@ -204,24 +216,25 @@ def _snapshots(name: str, transitions: Sequence[object]) -> list[Account]:
     return accounts
 
 
-def _snapshot(transition: object) -> list[list[_Telling]]:
+def _snapshot(transition: object) -> list[list[Telling]]:
     """Give the responses of one transition, once for each way in which it tells them."""
     if isinstance(transition, list):
-        return [[_Telling("", transition, "")]]
+        return [[Telling("", transition, "")]]
     if not isinstance(transition, dict):
-        raise _unreadable("a transition is no object")
+        raise unreadable("a transition is no object")
     several, one = transition.get("responses"), transition.get("response")
-    held = [] if several is None else list(_list(several))
+    held = [] if several is None else list(as_list(several))
     if one is not None:
         held.append(one)
-    ways = [[own] for own in _members(transition)]
-    if several is not None or one is not None:
-        parts = [[[telling] for telling in _tellings(response)] for response in held]
+    is_alone = several is None and one is None
+    ways = [[own] for own in members_of(transition, is_alone=is_alone)]
+    if not is_alone:
+        parts = [[[telling] for telling in tellings(response)] for response in held]
         ways = [*_readings(parts), *ways]
     return ways or [[]]
 
 
-def _readings(parts: Sequence[Sequence[Sequence[_Telling]]]) -> list[list[_Telling]]:
+def _readings(parts: Sequence[Sequence[Sequence[Telling]]]) -> list[list[Telling]]:
     """Give the ways to read parts in order; each way to tell a part is in one of them.
 
     Args:
@@ -234,36 +247,8 @@ def _readings(parts: Sequence[Sequence[Sequence[_Telling]]]) -> list[list[_Telli
     ]
 
 
-def _named(name: str, readings: Sequence[list[_Telling]]) -> list[tuple[str, list[_Telling]]]:
+def _named(name: str, readings: Sequence[list[Telling]]) -> list[tuple[str, list[Telling]]]:
     return [(f"{name} ({way})" if way > 1 else name, told) for way, told in enumerate(readings, 1)]
-
-
-def _tellings(response: object) -> list[_Telling]:
-    """Give what is told of one response: by each of its members, or that nothing is."""
-    if isinstance(response, list):
-        return [_Telling("", response, "")]
-    if not isinstance(response, dict):
-        raise _unreadable("a response is no object")
-    return _members(response) or [_Telling(None, [], _id_of(response))]
-
-
-def _members(holder: dict[str, object]) -> list[_Telling]:
-    """Give what `output` and `choices` tell, if they are there."""
-    found: list[_Telling] = []
-    if (output := holder.get("output")) is not None:
-        found.append(_Telling("output", _list(output), _id_of(holder)))
-    if holder.get("choices") is not None:
-        try:
-            items = list(response_items(holder, Dialect.CHAT))
-        except ItemsError as error:
-            raise _unreadable(error.fact) from error
-        found.append(_Telling("choices", list[object](items), _id_of(holder)))
-    return found
-
-
-def _id_of(holder: dict[str, object]) -> str:
-    given = holder.get("id")
-    return given if isinstance(given, str) else ""
 
 
 def _passage(items: Sequence[object], response_id: str) -> Passage:
@@ -288,7 +273,7 @@ def _shown(item: object) -> ShownItem | None:
     except UnreadableItemError as error:
         if _is_observation(item):
             return None
-        raise _unreadable(error.fact) from error
+        raise unreadable(error.fact) from error
     if read.spelling is None:
         return None
     given = item.get("id") if isinstance(item, dict) else None
@@ -307,15 +292,15 @@ def _references(trajectory: object) -> tuple[Reference, ...] | None:
         return None
     turns = trajectory.get("turns") if isinstance(trajectory, dict) else None
     if not isinstance(turns, list):
-        raise _unreadable("ng_trajectory has no list of turns")
+        raise unreadable("ng_trajectory has no list of turns")
     found: list[Reference] = []
     referring = False
     for turn in turns:
         if not isinstance(turn, dict):
-            raise _unreadable("a turn of ng_trajectory is no object")
+            raise unreadable("a turn of ng_trajectory is no object")
         calls = turn.get("model_calls")
         referring |= calls is not None
-        found += [_reference(call) for call in ([] if calls is None else _list(calls))]
+        found += [_reference(call) for call in ([] if calls is None else as_list(calls))]
     return tuple(found) if referring else None
 
 
@@ -328,14 +313,4 @@ def _reference(call: object) -> Reference:
         names = [name for name in given if isinstance(name, str) and name]
         if len(names) == len(given):
             return Reference(tuple(names))
-    raise _unreadable("a model call of ng_trajectory has no id")
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise _unreadable(f"{type(value).__name__} where a list belongs")
-    return value
-
-
-def _unreadable(detail: str) -> SelectionRefusedError:
-    return SelectionRefusedError(SelectionFault.HISTORY_UNREADABLE, detail)
+    raise unreadable("a model call of ng_trajectory has no id")

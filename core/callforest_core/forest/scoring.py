@@ -105,7 +105,7 @@ def _heard(captured: CapturedAnswers, witnesses: Witnesses) -> list[tuple[str, f
 def _require_recorded(captured: CapturedAnswers, response: Passage) -> None:
     ends = response.runs[-1][-1:] if response.runs else ()
     ids = [response.response_id, *(native_id for item in ends for native_id in item.native_ids)]
-    if captured.is_lost(ids):
+    if captured.lost_among(ids):
         raise SelectionRefusedError(
             SelectionFault.TERMINAL_MISSING, "the scored answer is that of a lost call"
         )

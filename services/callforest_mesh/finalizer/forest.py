@@ -7,7 +7,7 @@ is refused; what is only unfit for training masks the rollout.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -147,7 +147,7 @@ def choose(
         choice = _returned(request, records, lost)
     elif policy.name == ALL_CAPTURED:
         given = _given(request)
-        witnesses = _witnesses(request, given, _readable(own_response, given))
+        witnesses = _witnesses(request, given, own_response(given))
         scored = scored_call(records, witnesses, (), lost)
         call_ids = all_captured(records, scored.call_id)
         choice = _choice(call_ids, scored, ALL_CAPTURED, CallReason.LEAF_NOT_COMPLETED)
@@ -319,18 +319,8 @@ def _witnesses(
     own = returned.get("response")
     scored = _parsed(request.scored_response)
     if request.scored_response and scored != own:
-        responses, last_call_id = _readable(read_response, scored), None
+        responses, last_call_id = read_response(scored), None
     return Witnesses(declared if isinstance(declared, str) else None, responses, last_call_id)
-
-
-def _readable(
-    read: Callable[[object], tuple[Passage, ...]], response: object
-) -> tuple[Passage, ...]:
-    """Read a scored response where it is a witness alone: one that cannot be read is none."""
-    try:
-        return read(response)
-    except SelectionRefusedError:
-        return ()
 
 
 def _check_declared(

@@ -121,6 +121,20 @@ def test_evidence_may_name_and_show_lost_calls_and_no_others() -> None:
     assert ends.cause == "terminal_missing", "the scored answer is that of a lost call"
 
 
+def test_accounts_that_disagree_on_a_lost_answer_are_not_salvaged() -> None:
+    def told(*call_ids: str) -> list[dict[str, object]]:
+        return [{"output": [said(one)]} for one in call_ids]
+
+    asked = {"failures": [lost("x")], "declared_response_id": "chatcmpl-a"}
+    for transitions in (told("a"), told("x", "a"), told("a", "y")):
+        result = {"responses": told("a", "x"), "transitions": transitions}
+        found = salvaged(RETURNED, result=json.dumps(result).encode(), **asked)
+        assert isinstance(found, core.Mask)
+        assert found.cause == "history_contradicts_references"
+    agreed = {"responses": told("a", "x"), "transitions": told("a", "x")}
+    assert kept(salvaged(RETURNED, result=json.dumps(agreed).encode(), **asked)) == ("a",)
+
+
 def test_a_lost_answer_is_not_taken_for_a_rejected_one_that_says_the_same() -> None:
     """The id of the response tells: what "b" said was rejected, and "x" said the same."""
     asked = {"failures": [lost("x")], "declared_response_id": "chatcmpl-d"}

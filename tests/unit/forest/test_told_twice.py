@@ -60,7 +60,15 @@ def refused(result: object) -> SelectionRefusedError:
         {"transitions": [{"responses": [{"output": X, "choices": choices("one", "three")}]}]},
         {"responses": [{"output": [*X, *Y[2:]]}], "response": {"output": X}, "output": Y},
         {"responses": [{"output": X}], "response": {"output": X[2:]}, "output": X[:1]},
-        {"responses": [{"output": X}], "response": {"output": X[2:]}, "output": X},
+        {"responses": [{"output": X}], "response": {"output": X[2:]}, "output": X[2:]},
+        {"responses": [{"output": X}], "output": X[:1]},
+        {"responses": [{"output": X}], "choices": choices("one")},
+        {"responses": [{"output": X[:1]}], "output": X},
+        {"responses": [], "output": X},
+        {"responses": [{"output": X}], "output": []},
+        {"responses": [{"output": X}], "output": [X[:1], Y]},
+        {"transitions": [{"response": {"output": X}}], "output": X[:1]},
+        {"transitions": [X[:1], X], "choices": choices("one", "three")},
         {"response": {"output": X}, "output": Y, "ng_trajectory": {"turns": [{}]}},
     ],
 )
@@ -94,7 +102,10 @@ def test_references_are_held_against_every_telling() -> None:
         {"responses": [{"output": X[:1]}, {"output": X[2:], "choices": choices("two")}]},
         {"transitions": [{"response": {"output": X}, "output": X}]},
         {"transitions": [{"choices": choices("one")}, {"choices": choices("two")}]},
-        {"responses": [{"output": X}], "response": {"output": X[2:]}, "output": X[2:]},
+        {"responses": [{"output": X}], "response": {"output": X[2:]}, "output": X},
+        {"responses": [{"output": X[:1]}, {"output": X[2:]}], "output": X},
+        {"responses": [{"output": X}], "choices": choices("one", "two")},
+        {"transitions": [X[:1], X], "output": [X[:1], X]},
     ],
 )
 def test_two_tellings_that_agree_are_one(result: object) -> None:
@@ -112,6 +123,9 @@ def test_two_tellings_that_agree_are_one(result: object) -> None:
         ({"output": [X, X[:1]]}, "a"),
         ({"output": [X[:1], X]}, "b"),
         ({"responses": [{"output": X}]}, None),
+        ({"responses": [{"output": X}], "output": X}, None),
+        ({"transitions": [X], "choices": choices("one", "two")}, None),
+        ({"responses": [{"output": X}], "response": {"output": X[:1]}, "output": X}, "a"),
     ],
 )
 def test_the_response_is_scored_by_what_it_shows_itself(result: object, last: str | None) -> None:
@@ -131,8 +145,75 @@ def test_ids_of_either_telling_choose_among_equals_and_must_not_differ() -> None
     assert caught.value.fault == "history_contradicts_references"
 
 
-def scored(result: object) -> str:
+FOREIGN = [
+    {"output": "the final text"},
+    {"output": ["one", "two"]},
+    {"output": {"score": 1}},
+    {"output": [["one"], ["two"]]},
+    {"output": [*X[:1], "two"]},
+    {"choices": "A"},
+    {"choices": ["A", "B"]},
+    {"choices": [{"text": "A"}, {"text": "B"}]},
+    {"choices": [*choices("one"), {"text": "B"}]},
+    {"choices": [{"message": "A"}]},
+]
+"""Members of a task that only have the names of answers."""
+
+
+@pytest.mark.requirement("SEL-2")
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_what_only_has_the_name_of_answers_is_no_telling_beside_them(foreign: Item) -> None:
+    named = {"turns": [{"model_calls": ["a", "b"]}]}
+    for beside in (
+        {"response": {"output": X}},
+        {"response": X},
+        {"responses": [{"output": X[:1]}, {"output": X[2:]}]},
+        {"transitions": [X[:1], X]},
+        {"transitions": [{"response": {"output": X}, **foreign}]},
+        {"transitions": [{"responses": [{"output": X}], **foreign}]},
+        {"ng_trajectory": named},
+    ):
+        assert select({**foreign, **beside}).call_ids == ("a", "b")
+    answers = {"choices": choices("one", "two")} if "output" in foreign else {"output": X}
+    assert select({**foreign, **answers}).call_ids == ("a", "b")
+    assert select({"responses": [{**foreign, **answers}]}).call_ids == ("a", "b")
+
+
+@pytest.mark.requirement("SEL-2")
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_what_only_has_the_name_of_answers_cannot_be_read_where_it_stands_alone(
+    foreign: Item,
+) -> None:
+    for result in (
+        foreign,
+        {"response": foreign},
+        {"response": foreign, "output": X},
+        {"responses": [foreign]},
+        {"transitions": [foreign]},
+        {"output": "text", "choices": ["A"]},
+    ):
+        assert refused(result).fault == "history_unreadable"
+
+
+@pytest.mark.requirement("SEL-2")
+def test_answers_that_cannot_be_read_are_not_passed_over() -> None:
+    broken = {"role": "assistant", "content": 5}
+    carriers = [{"message": {"content": "A", "generation_token_ids": [1]}}] * 2
+    for member in (
+        {"output": [broken]},
+        {"choices": [{"message": broken}]},
+        {"choices": carriers},
+    ):
+        for beside in ({"response": {"output": X}}, {"responses": [{"output": X}]}):
+            assert refused({**beside, **member}).fault == "history_unreadable"
+
+
+def scored(result: object, declared: str | None = None, shown: object = None) -> str:
     asking = request(result=json.dumps(result).encode())
+    if declared is not None:
+        asking.declared_response_id = declared
+    if shown is not None:
+        asking.scored_response = json.dumps(shown).encode()
     return forest.choose(asking, RECORDS, ALL).scored.call_id
 
 
@@ -157,3 +238,48 @@ def test_a_response_that_cannot_be_read_is_no_witness() -> None:
         with pytest.raises(SelectionRefusedError) as caught:
             scored({"response": response})
         assert caught.value.fault == "terminal_missing"
+
+
+UNREADABLE: list[Item] = [
+    *FOREIGN,
+    {"output": [{"role": "assistant", "content": 5}]},
+    {"output": [X[:1], [{"role": "assistant", "content": 5}]]},
+    {"choices": [{"message": {"role": "assistant", "content": 5}}]},
+]
+
+
+@pytest.mark.requirement("SEL-3")
+@pytest.mark.parametrize("member", UNREADABLE)
+def test_a_member_that_cannot_be_read_silences_no_other_witness(member: Item) -> None:
+    other = {"choices": choices("one", "two")} if "output" in member else {"output": X}
+    for result in (
+        {"response": {"id": "chatcmpl-b", "output": X}, **member},
+        {"response": {"output": X}, **member},
+        {"response": X, **member},
+        {"response": {"id": "chatcmpl-b"}, **member},
+        {"response": {"id": "chatcmpl-b", **member}},
+        {"response": {**other, **member}},
+        {"response": member, **other},
+        {"response": "done", **other, **member},
+        {**other, **member},
+    ):
+        assert scored(result) == "b"
+        with pytest.raises(SelectionRefusedError) as caught:
+            scored(result, "chatcmpl-a")
+        assert caught.value.fault == "terminal_ambiguous"
+    for shown in ({**other, **member}, {"id": "chatcmpl-b", **member}):
+        assert scored({}, shown=shown) == "b"
+        with pytest.raises(SelectionRefusedError) as caught:
+            scored({}, "chatcmpl-a", shown)
+        assert caught.value.fault == "terminal_ambiguous"
+    assert scored(member, "chatcmpl-a") == "a"
+
+
+@pytest.mark.requirement("SEL-3")
+def test_a_history_beside_a_response_is_no_witness_of_the_scored_call() -> None:
+    history = {"responses": [{"output": X}], "output": X}
+    assert scored({**history, "response": {"output": X[:1]}}) == "a"
+    assert scored(history, "chatcmpl-a") == "a"
+    with pytest.raises(SelectionRefusedError) as caught:
+        scored(history)
+    assert caught.value.fault == "terminal_missing"
