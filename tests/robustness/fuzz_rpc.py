@@ -44,7 +44,7 @@ _REASONS: Final = {reason_name(number): number for number in er.ErrorReason.valu
 _EXCEPTION_TEXT: Final = re.compile(
     r"Traceback|File \"|\b[A-Za-z]+(Error|Exception)\b(?!_)|has no attribute|object is not|"
     r"NoneType|<class |object at 0x|unexpected keyword|KeyError|\bpb2\b|site-packages|"
-    r"codec can't|\bsys\.|bytearray\(|(?<![\w.~-])b'|values to unpack"
+    r"codec can't|\bsys\.|bytearray\(|(?<![\w.~/-])b'|values to unpack"
 )
 _OUT_OF_TIME: Final = re.compile(r"in time\b")
 """Seeds leave some items a millisecond: that a peer did not answer within it is the truth."""
