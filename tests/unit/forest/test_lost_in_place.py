@@ -165,3 +165,21 @@ def test_a_snapshot_that_is_shown_again_under_a_lost_call_s_id_is_its_answer() -
     assert select(apart, responses(FIRST, Z)).call_ids == ("a",)
     other = {"transitions": [FIRST, [said("lost", "z")], [asked("so"), said("gone", "z")]]}
     assert refused(other) == "answer_not_captured", "the same id, but not the same answer"
+
+
+def test_the_id_of_a_response_names_the_one_lost_answer_that_it_shows() -> None:
+    def whole(name: str, *answers: list[Item]) -> dict[str, object]:
+        return {"responses": [{**output(*answers), "id": f"chatcmpl-{name}"}]}
+
+    named_z = transitions([said("lost", "z")], SECOND)
+    assert select(whole("z", Z, SECOND), named_z, lost="yz").call_ids == ("b",)
+    fault = refused(whole("z", FIRST, Z), transitions(FIRST, [said("lost", "y")]), lost="yz")
+    assert fault == "history_contradicts_references"
+    fault = refused(whole("y", Z, SECOND), named_z, lost="yz")
+    assert fault == "history_contradicts_references"
+    both = transitions(FIRST, [said("lost", "z")], [said("gone", "y")])
+    for name in "yz":
+        assert select(whole(name, FIRST, Z, Y), both, lost="yz").call_ids == ("a",), "or the other"
+    by_item = [said("lost", "y")]
+    told = [whole("z", FIRST, by_item), transitions(FIRST, by_item)]
+    assert select(*told, lost="yz").call_ids == ("a",), "an item's own id counts before"

@@ -208,6 +208,13 @@ def test_answers_that_cannot_be_read_are_not_passed_over() -> None:
             assert refused({**beside, **member}).fault == "history_unreadable"
 
 
+@pytest.mark.requirement("SEL-2")
+def test_a_choice_without_a_message_s_content_is_an_answer_that_says_nothing() -> None:
+    silent = record("s", [{"type": "message", "role": "assistant"}], intent=1)
+    history = read_history({"response": {"choices": [{"message": None}]}})
+    assert returned_calls([silent], history) == Returned(("s",), "s")
+
+
 def scored(result: object, declared: str | None = None, shown: object = None) -> str:
     asking = request(result=json.dumps(result).encode())
     if declared is not None:
