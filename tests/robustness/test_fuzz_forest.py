@@ -101,8 +101,8 @@ async def test_bad_input_to_a_gateway_of_forest_mode(
     assert faults == [], answers
     assert len(again) == TURNS + 3
     assert manifest.attempt.state == attempt_pb2.ATTEMPT_STATE_OPEN
-    # What was generated and cannot be captured is a failure: a `max_tokens` of a hundred digits, and
-    # a stop string within the tokens.
+    # What was generated and cannot be captured is a failure: a `max_tokens` of a hundred digits,
+    # and a stop string within the tokens.
     reasons = {one.worker_reason for one in manifest.failures}
     assert reasons <= {"invalid_extras", "text_ends_early"}
     assert not manifest.attempt.pending_call_ids
