@@ -134,7 +134,7 @@ class Judge:
         if opened.restored_from:
             named = before is not None and opened.restored_from == before.capture_key
             self.demand(named, "only the latest attempt is restored", opened.capture_key)
-            sound = before is not None and not before.failed
+            sound = before is not None and not before.lost
             self.demand(sound, "LED-7 nothing is restored from what failed", opened.capture_key)
         self._attempt_keys[prefix] = opened.capture_key
         self.attempts[opened.capture_key] = self.latest[opened.rollout_id] = attempt
@@ -157,6 +157,7 @@ class Judge:
         attempt.calls[coords.call_id] = ModelCall(
             made.verdict, made.messages, record=True, parent=made.parent, owner=owner
         )
+        attempt.announced = [one for one in before.announced if one in attempt.calls]
         attempt.commit(coords.call_id, said)
 
     def _intent(self, attempt: ModelAttempt, intent: ledger_event_pb2.IntentRecorded) -> None:
@@ -178,7 +179,7 @@ class Judge:
             length = intent.verdict.continuation.prev_token_count * 4
             self.demand(len(parent) == length, "a parent's length is its path's", *where)
         self.demand(told == wanted, "P3 every parent is right", *where, told, "not", wanted)
-        attempt.calls.pop(intent.call_id, None)  # a withdrawn one stands where it is announced anew
+        attempt.announce(intent.call_id)
         attempt.calls[intent.call_id] = ModelCall(intent.verdict, messages)
 
     def _verdict(self, attempt: ModelAttempt, messages: Messages) -> str:
@@ -328,7 +329,7 @@ class Judge:
 
     def _selected_in_order(self, attempt: ModelAttempt, selected: list[str]) -> None:
         """Calls are selected as they were announced, not as they finished, whatever clocks say."""
-        announced = [call_id for call_id in attempt.calls if call_id in selected]
+        announced = [call_id for call_id in attempt.announced if call_id in selected]
         told = (attempt.capture_key, selected, "not", announced)
         self.demand(selected == announced, "SEL-3 intent order", *told)
 

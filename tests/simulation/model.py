@@ -32,7 +32,8 @@ class ModelAttempt:
     """An attempt as the model knows it.
 
     Attributes:
-        calls: in the order in which they were announced.
+        calls: by their ids.
+        announced: theirs, in the order in which they were announced; restored ones as they were.
         conversations: committed calls by what had been said when they ended: by models in chain
             mode, by anyone in forest mode.
         order: committed calls, first to last; restored ones first.
@@ -46,6 +47,7 @@ class ModelAttempt:
     revision: int = 1
     state: str = "open"
     calls: dict[str, ModelCall] = field(default_factory=dict)
+    announced: list[str] = field(default_factory=list)
     conversations: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     told_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -55,6 +57,17 @@ class ModelAttempt:
         self.order.append(call_id)
         self.told_at[call_id] = said
         self.conversations.setdefault(said, []).append(call_id)
+
+    def announce(self, call_id: str) -> None:
+        """Take note of an intent; a withdrawn call that is announced again comes last."""
+        if call_id in self.announced:
+            self.announced.remove(call_id)
+        self.announced.append(call_id)
+
+    @property
+    def lost(self) -> bool:
+        """Whether answers were served that were not captured."""
+        return any(call.failures - {WITHOUT_COORDINATES} for call in self.calls.values())
 
     @property
     def pending(self) -> list[str]:
