@@ -188,7 +188,7 @@ def end_badly() -> None:
     from callforest_mesh.gateway.edge import Edge
     from callforest_mesh.gateway.refusals import HttpRefusal
 
-    async def settle(self, timeout_s) -> None:
+    async def end(self, timeout_s) -> None:
         self._lives.end()
 
     def refuse(self) -> None:
@@ -196,7 +196,8 @@ def end_badly() -> None:
             raise HttpRefusal(400, "invalid_request", "The gateway is shutting down.")
 
     serve_too_early()
-    Calls.settle, Edge._refuse_when_draining = settle, refuse
+    Calls.finish = Calls.settle = end
+    Edge._refuse_when_draining = refuse
 
 
 def forget_histories() -> None:
