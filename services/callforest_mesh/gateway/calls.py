@@ -142,7 +142,8 @@ class Calls:
         bound_s = self._options.generate_timeout_s
         allowed_s = bound_s if allowed_s is None else min(allowed_s, bound_s)
         begun = asyncio.get_running_loop().time()
-        self._pace.require_place(len(self._tasks) - self._joined_count, allowed_s, begun)
+        ahead, has_key = len(self._tasks) - self._joined_count, bool(identity.call_id)
+        self._pace.require_place(ahead, allowed_s, begun, may_repeat=has_key)
         admit_time = timestamp_pb2.Timestamp()
         # Whole microseconds: the peer's clock is a double, and must give the same time back.
         admit_time.FromNanoseconds(self._now_ns() // 1000 * 1000)
@@ -156,6 +157,7 @@ class Calls:
             lacking,
             begun=begun,
             allowed_s=allowed_s,
+            ahead=ahead,
         )
         pending = self._lives.enter(life)
         life.trace(self._tracer.entry("call", traceparent))

@@ -86,6 +86,7 @@ class Life:
         lacking: why it can only be answered as a repeat; None when it can be generated.
         begun: when it was taken, on the loop's clock.
         allowed_s: how long it may take.
+        ahead: how many calls were in work when it was taken.
         is_named: whether its id is known to more than this life: from a key, or from the ledger.
         captured: whether its rows are its own to write.
         abandoned: whether nobody waits any more.
@@ -114,6 +115,7 @@ class Life:
     lacking: HttpRefusal | None = None
     begun: float = 0.0
     allowed_s: float = math.inf
+    ahead: int = 0
     is_named: bool = field(init=False)
     captured: bool = True
     abandoned: bool = False

@@ -4,28 +4,70 @@ An engine takes every request and lets it wait; so when calls come faster than t
 waits longer than the one before, until all of them are made for callers that have left. A call that
 would come to that is pushed back before anything is done for it.
 
-By Little's law a call that comes now is answered when those before it are: after their number over
-the rate of answers. The rate is the highest of late, so that the estimate errs towards taking
-calls; and nothing is pushed back unless a call has just taken a good part of its time: a crowd that
-begins together is no evidence of a queue.
+Each call that was answered tells how many were in work before it, and how long it took:
+their quotient is a rate, and by Little's law a call that comes now is answered after the number in
+work over the rate. The highest rate of late counts, of calls that came when at least as many were
+in work: whoever comes to no more than were answered well in time is taken.
+
+But calls that are long by themselves look like this as well, and an engine that is not full takes
+twice as many in the same time. So whoever comes to more is pushed back only if there is a queue:
+with more in work the rate rose by less than the root of their number. What is not known is taken.
+Callers are judged by what became of those that had about as much time, since one caller's long
+calls are no other caller's queue.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Final
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Final, NamedTuple
 
 from callforest_mesh.gateway.life import Life
 from callforest_mesh.gateway.refusals import overloaded
 
-_WINDOW_S: Final = 10
-"""Seconds whose rates count."""
-_SLOW: Final = 0.25
-"""Part of its time from which an answered call says that there is a queue."""
+_LATELY_S: Final = 60.0
+"""How long answers count, or as long as their callers would have waited, if that is longer."""
+_ANSWERS: Final = 16
+"""Answers that count of those that came to about as many in work."""
+_ENOUGH: Final = 8
+"""Answers from which on they say anything against a call."""
 _MOST: Final = 0.5
 """Part of its time that a call may be expected to take; the rest is for what nobody foresees."""
 _DELAY_MOST_S: Final = 30.0
+_TOOK_LEAST_S: Final = 1e-3
+
+
+class _Answer(NamedTuple):
+    """A call that was answered: how many were in work before it, and calls a second."""
+
+    ahead: int
+    rate: float
+
+
+@dataclass(slots=True)
+class _Level:
+    """Callers with about as much time that came to about as many in work, both within a factor 2.
+
+    Attributes:
+        answers: the last of them.
+        used: when one came, or was needed to push a call back.
+    """
+
+    answers: deque[_Answer] = field(default_factory=lambda: deque(maxlen=_ANSWERS))
+    used: float = -math.inf
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it says anything against a call."""
+        return len(self.answers) >= _ENOUGH
+
+    def shows_queue(self, best: _Answer) -> bool:
+        """Say whether there is a queue if `best` is the most that more in work came to."""
+        rate = median_low(one.rate for one in self.answers)
+        ahead = median_low(one.ahead for one in self.answers)
+        return best.rate < rate * math.sqrt(best.ahead / ahead)
 
 
 class Pace:
@@ -37,50 +79,53 @@ class Pace:
 
     def __init__(self, calls_max: int) -> None:
         self._calls_max = calls_max
-        self._answered: deque[tuple[int, int]] = deque()  # (second, calls), the present one last
-        self._slow_until = -math.inf
+        self._classes: dict[int, dict[int, _Level]] = {}  # by allowed time, by number in work
 
-    def require_place(self, in_work: int, allowed_s: float, now: float) -> None:
+    def require_place(
+        self, in_work: int, allowed_s: float, now: float, *, may_repeat: bool = False
+    ) -> None:
         """Let a call in, or push it back before anything is done for it.
 
         Args:
             in_work: calls that are in work already.
             allowed_s: how long this one may take.
             now: when it came.
+            may_repeat: whether it may be answered with what is kept, at no cost of the engine.
 
         Raises:
             HttpRefusal: too many are in work, at all or for the time that it has.
         """
         if in_work >= self._calls_max:
             raise overloaded("calls_in_work", self._calls_max)
-        delay_s = self.delay_s(in_work, allowed_s, now)
+        delay_s = None if may_repeat else self.delay_s(in_work, allowed_s, now)
         if delay_s is not None:
             raise overloaded("answer_ms", round(1000 * allowed_s), retry_after_s=delay_s)
 
     def keep(self, life: Life, now: float) -> None:
-        """Learn from a call that was answered, or left, how long calls take now."""
-        if life.joined or not (life.is_served or life.abandoned):
-            return
-        self.note(now - life.begun, life.allowed_s, now, served=life.is_served)
+        """Learn from a call that was generated and answered how long calls take now."""
+        is_made = life.generation is not None and not life.joined
+        if life.is_served and is_made and not life.abandoned:
+            self.note(life.ahead, now - life.begun, life.allowed_s, now)
 
-    def note(self, took_s: float, allowed_s: float, now: float, *, served: bool) -> None:
-        """Note a call that has ended.
+    def note(self, ahead: int, took_s: float, allowed_s: float, now: float) -> None:
+        """Note a call that was answered. One that came to nobody says nothing of a queue.
+
+        Nor does one that was late, unless others with as much time were not: theirs may be less
+        than any call takes.
 
         Args:
+            ahead: calls that were in work when it came.
             took_s: how long it was in work.
             allowed_s: how long it might have been.
-            now: when it ended.
-            served: whether it was answered; one that its caller left tells of the queue alone.
+            now: when it was answered.
         """
-        if took_s > _SLOW * allowed_s:
-            self._slow_until = now + max(1.0, _MOST * allowed_s)
-        if not served:
+        levels = self._classes.setdefault(_class_of(allowed_s), {})
+        is_late = took_s > allowed_s
+        if ahead < 1 or (is_late and not any(level.is_known for level in levels.values())):
             return
-        second, count = int(now), 0
-        if self._answered and self._answered[-1][0] == second:
-            _, count = self._answered.pop()
-        self._answered.append((second, count + 1))
-        self._forget(second)
+        level = levels.setdefault(ahead.bit_length(), _Level())
+        level.answers.append(_Answer(ahead, ahead / max(took_s, _TOOK_LEAST_S)))
+        level.used = now
 
     def delay_s(self, in_work: int, allowed_s: float, now: float) -> float | None:
         """Say when a call may come again that would not be answered in time; None: it would be.
@@ -90,16 +135,33 @@ class Pace:
             allowed_s: how long this one may take.
             now: when it came.
         """
-        if now > self._slow_until:
+        levels = self._recent(allowed_s, now)
+        known = [number for number, level in levels.items() if level.is_known]
+        if in_work < 1 or not known:
             return None
-        second = int(now)
-        self._forget(second)
-        rate = max((count for at, count in self._answered if at < second), default=0)
-        if not rate:
+        here = min(in_work.bit_length(), max(known))
+        best = max(
+            (one for number, level in levels.items() if number >= here for one in level.answers),
+            key=lambda one: one.rate,
+        )
+        excess_s = in_work / best.rate - _MOST * allowed_s
+        if excess_s <= 0:
             return None
-        excess_s = (in_work + 1) / rate - _MOST * allowed_s
-        return min(max(1.0, excess_s), _DELAY_MOST_S) if excess_s > 0 else None
+        below = [levels[number] for number in known if number < here]
+        shown = [level for level in below if level.shows_queue(best)]
+        for level in shown:  # as long as calls are pushed back, few in work are not seen again
+            level.used = now
+        return min(max(1.0, excess_s), _DELAY_MOST_S) if shown else None
 
-    def _forget(self, second: int) -> None:
-        while self._answered and self._answered[0][0] < second - _WINDOW_S:
-            self._answered.popleft()
+    def _recent(self, allowed_s: float, now: float) -> dict[int, _Level]:
+        """Give what is known of callers with about as much time, and forget what is old."""
+        levels = self._classes.get(_class_of(allowed_s), {})
+        oldest = now - max(_LATELY_S, allowed_s)
+        for number in [one for one, level in levels.items() if level.used < oldest]:
+            del levels[number]
+        return levels
+
+
+def _class_of(allowed_s: float) -> int:
+    """Give the class of a time: those of one class differ by less than a factor of 2."""
+    return math.frexp(allowed_s)[1]
