@@ -26,7 +26,7 @@ from callforest_mesh.chassis import lmdb_environment as environment
 from callforest_mesh.chassis.directory import sync_directory
 from callforest_mesh.chassis.errors import draining, overloaded
 from callforest_mesh.chassis.failpoint import failpoint
-from callforest_mesh.chassis.reader_watch import ROOM_BYTES, ReaderWatch
+from callforest_mesh.chassis.reader_watch import ReaderWatch
 from callforest_mesh.chassis.store_opening import foreign, mark_made, open_store
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.transaction import (
@@ -73,7 +73,8 @@ class LmdbStore:
         queue_limit: most writes that wait.
         disk_reserve_bytes: free bytes of the file system below which writes without reserve are
             refused.
-        room_bytes: what the file may have though a snapshot is held; see `ReaderWatch`.
+        room_bytes: what the file may grow by in any case while a snapshot is held, before writes
+            without reserve are refused; None: they end old work and never are. See `ReaderWatch`.
         clock: seconds that never go back.
 
     Raises:
@@ -93,7 +94,7 @@ class LmdbStore:
         name: str = "store",
         queue_limit: int = QUEUE_LIMIT,
         disk_reserve_bytes: int = DISK_RESERVE_BYTES,
-        room_bytes: int = ROOM_BYTES,
+        room_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if quota_bytes > map_size_bytes * 9 // 10:
@@ -276,7 +277,7 @@ class LmdbStore:
         while (batch := self._queue.take(self._readers.due_s)) is not None:
             if batch:
                 self._process(batch)
-            self._readers.look()
+            self._readers.look(self._used)
 
     def _process(self, batch: list[WriteJob[Any, Any]]) -> None:
         """Commit a batch; when it is spoiled, the others once more together, then each alone."""
@@ -361,7 +362,7 @@ class LmdbStore:
             raise self._full(self._quota)
         if more > room:
             raise self._full(self._quota, "its disk is almost full; free space there")
-        self._readers.require_room(self._used + more)
+        self._readers.require_room(self._used)
 
     def _full(self, limit: int, why: str = "free space or raise its quota") -> Refusal:
         return Refusal(

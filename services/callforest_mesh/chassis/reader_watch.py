@@ -3,13 +3,16 @@
 A reader of this process is bounded by the store, one that died is removed; but a tool that hangs
 while it reads keeps every page that is freed meanwhile, and the file grows with each commit. Nobody
 may end another process for that. So it is said in the log and measured, and once the file has grown
-by half, new work is pushed back until the reader is gone; what ends old work goes on.
+meanwhile by half of what was in use, new work is pushed back until the reader is gone; what ends
+old work goes on. The size of the file alone says nothing: it never shrinks, and what deletes left
+of it is used again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from callforest_mesh.chassis import lmdb_environment
@@ -19,10 +22,10 @@ from callforest_mesh.chassis.transaction import READ_S
 _LOG = logging.getLogger("callforest")
 
 LOOK_EVERY_S: Final = 15.0
-GROWTH_MOST: Final = 1.5
-"""Of the pages in use, what the file may have while a snapshot is held; deletes need the rest."""
+GROWTH_MOST: Final = 0.5
+"""Of the bytes in use, what the file may grow by while a snapshot is held; deletes need some."""
 ROOM_BYTES: Final = 64 * 2**20
-"""What a file may have in any case."""
+"""What a file may grow by in any case."""
 RETRY_AFTER_MS: Final = 5000
 
 
@@ -34,6 +37,21 @@ class Snapshot(NamedTuple):
     commit: int
 
 
+@dataclass(slots=True)
+class _Hold:
+    """How long a snapshot has been held, and what the store was when that became too long.
+
+    Attributes:
+        since: when it was first seen, by the watch's clock.
+        file_bytes: the file's size when it was first seen over its age; None before.
+        used_bytes: what was in use of that.
+    """
+
+    since: float
+    file_bytes: int | None = None
+    used_bytes: int = 0
+
+
 class ReaderWatch:
     """Looks at the readers of one store from time to time, on its writer thread.
 
@@ -41,7 +59,8 @@ class ReaderWatch:
         environment: the store's.
         name: names the store in the log.
         clock: seconds that never go back.
-        room_bytes: what the file may have in any case.
+        room_bytes: what the file may grow by in any case; None for a store whose writes end old
+            work: nobody is pushed back.
         stale: readers that were found dead already.
     """
 
@@ -51,7 +70,7 @@ class ReaderWatch:
         name: str,
         *,
         clock: Callable[[], float],
-        room_bytes: int = ROOM_BYTES,
+        room_bytes: int | None = None,
         stale: int = 0,
     ) -> None:
         self._environment = environment
@@ -60,8 +79,7 @@ class ReaderWatch:
         self._room = room_bytes
         self._page = lmdb_environment.page_bytes(environment)
         self._next = clock() + LOOK_EVERY_S
-        self._since: dict[Snapshot, float] = {}
-        self._told: set[Snapshot] = set()
+        self._holds: dict[Snapshot, _Hold] = {}
         self.stale = stale
         self.oldest_s = 0.0
 
@@ -70,43 +88,62 @@ class ReaderWatch:
         """How long until the next look."""
         return max(0.0, self._next - self._clock())
 
-    def look(self) -> None:
-        """Remove dead readers and see how old the living ones are, if it is time."""
-        now = self._clock()
-        if now < self._next:
+    def look(self, used_bytes: int) -> None:
+        """Remove dead readers and see how old the living ones are, if it is time.
+
+        Args:
+            used_bytes: pages in use.
+        """
+        if self._clock() >= self._next:
+            self._look(used_bytes)
+
+    def require_room(self, used_bytes: int) -> None:
+        """Push new work back while a held snapshot lets the file grow.
+
+        Args:
+            used_bytes: pages in use.
+
+        Raises:
+            Refusal: OVERLOADED.
+        """
+        if not self._has_grown():
             return
+        self._look(used_bytes)  # the reader may have left since
+        if self._has_grown():
+            raise overloaded("store_snapshot_s", round(READ_S), retry_after_ms=RETRY_AFTER_MS)
+
+    def _look(self, used_bytes: int) -> None:
+        now = self._clock()
         self._next = now + LOOK_EVERY_S
         # The slot of a reader that died pins every page freed since, for ever.
         self.stale += self._environment.reader_check()
         last = int(self._environment.info()["last_txnid"])
         # Whoever begins to read sees the last commit: one that sees an older one has held it since.
         held = {one for one in snapshots(self._environment.readers()) if one.commit < last}
-        self._since = {one: self._since.get(one, now) for one in held}
-        self._told &= held
-        self.oldest_s = max((now - since for since in self._since.values()), default=0.0)
-        for one, since in self._since.items():
-            if now - since > READ_S and one not in self._told:
-                self._told.add(one)
+        self._holds = {one: self._holds.get(one) or _Hold(now) for one in held}
+        self.oldest_s = max((now - hold.since for hold in self._holds.values()), default=0.0)
+        for one, hold in self._holds.items():
+            if now - hold.since > READ_S and hold.file_bytes is None:
+                hold.file_bytes, hold.used_bytes = self._file_bytes(), used_bytes
                 _LOG.error(
                     "process %d has read one snapshot of the %s store for %.0f s: its pages are "
                     "kept, and the file grows; end that process",
-                    *(one.pid, self._name, now - since),
+                    *(one.pid, self._name, now - hold.since),
                 )
 
-    def require_room(self, used_bytes: int) -> None:
-        """Push new work back while a held snapshot lets the file grow.
+    def _has_grown(self) -> bool:
+        """Say whether the file has grown too much while one snapshot was held for too long."""
+        if self._room is None or self.oldest_s <= READ_S:
+            return False
+        file_bytes = self._file_bytes()
+        return any(
+            file_bytes - hold.file_bytes > max(self._room, GROWTH_MOST * hold.used_bytes)
+            for hold in self._holds.values()
+            if hold.file_bytes is not None
+        )
 
-        Args:
-            used_bytes: pages in use, with what is to be written.
-
-        Raises:
-            Refusal: OVERLOADED.
-        """
-        if self.oldest_s <= READ_S:
-            return
-        file_bytes = (int(self._environment.info()["last_pgno"]) + 1) * self._page
-        if file_bytes > max(self._room, GROWTH_MOST * used_bytes):
-            raise overloaded("store_snapshot_s", round(READ_S), retry_after_ms=RETRY_AFTER_MS)
+    def _file_bytes(self) -> int:
+        return (int(self._environment.info()["last_pgno"]) + 1) * self._page
 
 
 def snapshots(table: str) -> Iterator[Snapshot]:

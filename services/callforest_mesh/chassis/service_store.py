@@ -39,6 +39,7 @@ def open_store(
     *,
     name: str,
     on_fatal: Callable[[Exception], None],
+    room_bytes: int | None = None,
 ) -> LmdbStore:
     """Open a store.
 
@@ -47,6 +48,8 @@ def open_store(
         databases: names of its databases.
         name: the service's, for refusals and the log.
         on_fatal: called when the store can be trusted no more; the process must end.
+        room_bytes: what its file may grow by while a snapshot is held, before new work is pushed
+            back; None for a service whose writes all end work that others have begun.
 
     Raises:
         Refusal: STORE_CORRUPT.
@@ -59,4 +62,5 @@ def open_store(
         disk_reserve_bytes=options.disk_reserve_bytes,
         on_fatal=on_fatal,
         name=name,
+        room_bytes=room_bytes,
     )

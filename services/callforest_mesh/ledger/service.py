@@ -15,6 +15,7 @@ from callforest.ledger.v1 import ledger_service_pb2_grpc as rpc
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import DISK_RESERVE_BYTES, LmdbStore
+from callforest_mesh.chassis.reader_watch import ROOM_BYTES
 from callforest_mesh.chassis.service import ServerLike
 from callforest_mesh.chassis.service_store import open_store
 from callforest_mesh.chassis.store_measures import measure_store
@@ -121,7 +122,14 @@ class LedgerService:
         await self._ledger.stop()
 
     def _open_store(self) -> LmdbStore:
-        store = open_store(self._options, DATABASES, name=self.name, on_fatal=self._on_fatal)
+        # Attempts and intents are where work begins: what they let in must be let to its end.
+        store = open_store(
+            self._options,
+            DATABASES,
+            name=self.name,
+            on_fatal=self._on_fatal,
+            room_bytes=ROOM_BYTES,
+        )
         measure_store(self._telemetry.metrics, store.statistics)
         return store
 
