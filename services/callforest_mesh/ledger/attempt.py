@@ -25,7 +25,6 @@ CHAIN: Final = attempt_pb2.CAPTURE_MODE_CHAIN
 FOREST: Final = attempt_pb2.CAPTURE_MODE_FOREST
 NO_RESULT: Final = "request_finished_without_staged_coordinates"
 """The reason of a failure row that says that an admitted request ended without an answer."""
-_RECORDS: Final = ("record", "restored")
 _NO_CONTEXT: Final = ContextWitness(NO_FINGERPRINT, 0, b"")
 
 
@@ -134,15 +133,14 @@ class AttemptView:
         """
         view: AttemptView | None = None
         for event in events:
-            which = event.WhichOneof("event")
-            if which in _RECORDS:
-                record = event.record if which == "record" else event.restored
-                if keeps_replay_items(record):  # read past them, it would look like one of ours
-                    revision = 0 if view is None else view.revision + 1
-                    raise UnknownLogError(revision, "a record that keeps replay items")
+            record = record_of(event)
+            # Read past what it keeps beyond a summary, it would look like one of ours.
+            if record is not None and keeps_replay_items(record):
+                revision = 0 if view is None else view.revision + 1
+                raise UnknownLogError(revision, "a record that keeps replay items")
             if view is not None:
                 view.apply(event)
-            elif which == "attempt_opened":
+            elif event.HasField("attempt_opened"):
                 view = cls(event.attempt_opened)
             else:
                 raise LogError(1, "the log does not begin with its attempt")
@@ -365,6 +363,13 @@ def _append_history(forest: ForestView, record: call_record_pb2.CallRecord) -> N
             summary=summary,
             response_id=record.response_id,
         )
+
+
+def record_of(event: ledger_event_pb2.LedgerEvent) -> call_record_pb2.CallRecord | None:
+    """Give the record that an event commits or restores, or None."""
+    if event.HasField("record"):
+        return event.record
+    return event.restored if event.HasField("restored") else None
 
 
 def keeps_replay_items(record: call_record_pb2.CallRecord) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from callforest.capture.v1 import attempt_pb2
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.attempt import AttemptKey, record_of
 from callforest_mesh.ledger.store import LogReader
 
 PAGE_BYTES: Final = 256 * 1024
@@ -39,14 +39,12 @@ def page_reader(attempt: AttemptKey, after: int, last: int) -> Callable[[LogRead
         limit = min(PAGE_EVENTS, last - after)
         for revision, event in log.read(attempt, after=after, limit=limit):
             covered = revision
-            which = event.WhichOneof("event")
-            if which == "record":
-                entries.append(attempt_pb2.ManifestEntry(record=event.record))
-            elif which == "restored":
-                entries.append(attempt_pb2.ManifestEntry(record=event.restored))
-            elif which == "failure":
+            record = record_of(event)
+            if record is not None:
+                entries.append(attempt_pb2.ManifestEntry(record=record))
+            elif event.HasField("failure"):
                 entries.append(attempt_pb2.ManifestEntry(failure=event.failure))
-            elif which == "withdrawal":
+            elif event.HasField("withdrawal"):
                 entries.append(attempt_pb2.ManifestEntry(withdrawal=event.withdrawal))
             size += event.ByteSize()
             if size >= PAGE_BYTES:

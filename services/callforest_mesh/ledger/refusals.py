@@ -8,6 +8,7 @@ from typing import Final
 from callforest.capture.v1 import attempt_pb2, call_record_pb2, capture_admission_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.validation import malformed
 
 DETAIL_MAX: Final = 1024
 """Most characters of a refusal's message in a verdict, and of a failure's detail."""
@@ -82,12 +83,7 @@ def restored_call(capture_key: str, call_id: str) -> Refusal:
 def record_malformed(field: str, fault: str) -> Refusal:
     """Refuse a record that no release of this ledger can keep."""
     name = call_record_pb2.CallRecord.DESCRIPTOR.full_name
-    return Refusal(
-        er.ERROR_REASON_INVALID_MESSAGE,
-        f"{name}: {field}: {fault}",
-        violations=((f"record.{field}", fault),),
-        message_name=name,
-    )
+    return malformed(name, f"{field}: {fault}", [(f"record.{field}", fault)])
 
 
 def coordinates_mismatch(
@@ -204,12 +200,8 @@ def configuration_changed(capture_key: str, *, bound: bytes, stated: bytes) -> R
 def configuration_missing(message_name: str) -> Refusal:
     """Refuse a call of forest mode that does not say which engine will serve it."""
     fault = "every call of forest mode must carry it"
-    return Refusal(
-        er.ERROR_REASON_INVALID_MESSAGE,
-        f"{message_name}: configuration_digest: {fault}",
-        violations=(("configuration_digest", fault),),
-        message_name=message_name,
-    )
+    violations = [("configuration_digest", fault)]
+    return malformed(message_name, f"configuration_digest: {fault}", violations)
 
 
 def ambiguous_history(

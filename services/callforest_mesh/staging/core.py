@@ -23,6 +23,7 @@ from callforest_core.custody.digests import (
 from callforest_core.custody.extras import extras_digest
 from callforest_core.custody.tokens import encode_floats, encode_ids
 from callforest_core.refusal import Refusal
+from callforest_mesh.chassis.validation import malformed
 
 DURABLE_STORES: Final = frozenset({"lmdb"})
 CHAIN_CALLS_MAX: Final = 65_536
@@ -230,17 +231,8 @@ def _check_form(message: staged_call_pb2.StagedCall) -> None:
         message.HasField("parent_call_id") and is_earlier_attempt(owner, message.capture_key)
     ):
         fault = "must name an earlier attempt of the rollout, of a parent"
-        raise _malformed("parent_capture_key", fault, message)
-
-
-def _malformed(field: str, fault: str, message: staged_call_pb2.StagedCall) -> Refusal:
-    name = type(message).DESCRIPTOR.full_name
-    return Refusal(
-        er.ERROR_REASON_INVALID_MESSAGE,
-        f"{name}: {field}: {fault}",
-        violations=[(field, fault)],
-        message_name=name,
-    )
+        summary = f"parent_capture_key: {fault}"
+        raise malformed(message.DESCRIPTOR.full_name, summary, [("parent_capture_key", fault)])
 
 
 def _parent_name(name: StagedName, link: CallLink) -> StagedName | None:
