@@ -193,6 +193,35 @@ async def test_context_overflow_is_the_engines_refusal_and_costs_only_its_call(
         assert not (await mesh.ledger.await_settled(key, wait_s=10.0)).pending_call_ids
 
 
+@pytest.mark.requirement("CAP-7")
+async def test_a_worker_at_its_bound_costs_only_the_call(tmp_path: Path) -> None:
+    """Nothing was generated of it: harnesses that come back train like all others."""
+    generating, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pause(_call_id: str) -> None:
+        generating.set()
+        await go_on.wait()
+
+    engine = ScriptedEngine(pause=pause)
+    async with running_mesh(tmp_path, engine, worker={"running_max": 1}) as mesh:
+        keys = [await mesh.open(rollout_id) for rollout_id in ("r", "s")]
+        first = asyncio.ensure_future(mesh.ask(keys[0], GO))
+        await generating.wait()
+        refused = await mesh.ask(keys[1], GO)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        go_on.set()
+        assert (await first).status_code == 200
+        assert (await mesh.ask(keys[1], GO)).status_code == 200
+        for key in keys:
+            await mesh.admission.close_attempt(key)
+            assert not (await mesh.ledger.await_settled(key, wait_s=10.0)).pending_call_ids
+            manifest = await mesh.manifest(key)
+            assert (len(manifest.records), len(manifest.failures)) == (1, 0)
+        (withdrawal,) = manifest.withdrawals
+        assert (withdrawal.reason, withdrawal.capture_key) == ("OVERLOADED", keys[1])
+
+
 @pytest.mark.requirement("LED-11", "API-6")
 async def test_harness_that_hangs_up_ends_its_generation_and_poisons(tmp_path: Path) -> None:
     generating, cancelled = asyncio.Event(), asyncio.Event()

@@ -90,6 +90,8 @@ class CallforestError(Exception):
         reason: a value of ErrorReason; unspecified when the peer sent none.
         metadata: the facts that the reason's comment names.
         retry_after_ms: when a repeat can succeed, if the service said so.
+        of_repeat: the item was sent before, on a stream that broke: what is refused is the repeat,
+            and what became of the first is not known.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class CallforestError(Exception):
         self.reason = reason
         self.metadata = dict(metadata or {})
         self.retry_after_ms = retry_after_ms
+        self.of_repeat = False
 
     def __str__(self) -> str:
         facts = " ".join(f"{key}={value}" for key, value in self.metadata.items())
@@ -153,7 +156,7 @@ def status_of_error(error: CallforestError) -> status_pb2.Status:
     return status
 
 
-def error_of(status: status_pb2.Status) -> CallforestError:
+def error_of(status: status_pb2.Status, *, of_repeat: bool = False) -> CallforestError:
     """Turn a status into the exception that a client raises."""
     reason = er.ERROR_REASON_UNSPECIFIED
     metadata: dict[str, str] = {}
@@ -169,7 +172,9 @@ def error_of(status: status_pb2.Status) -> CallforestError:
         elif detail.Unpack(retry):
             retry_after_ms = retry.retry_delay.ToMilliseconds()
     code = _BY_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
-    return _typed(code, status.message, reason, metadata, retry_after_ms)
+    error = _typed(code, status.message, reason, metadata, retry_after_ms)
+    error.of_repeat = of_repeat
+    return error
 
 
 def error_of_rpc(error: grpc.aio.AioRpcError) -> CallforestError:

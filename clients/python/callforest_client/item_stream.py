@@ -363,7 +363,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if outcome == self._spec.answer_field:
                 pending.future.set_result(getattr(result, outcome))
             elif outcome == "error":
-                pending.future.set_exception(error_of(result.error))
+                pending.future.set_exception(error_of(result.error, of_repeat=pending.repeated))
             elif outcome == "begin":
                 assembler.begin(sequence, result.begin)
             elif outcome == "chunk":

@@ -103,7 +103,7 @@ class Rows:
             HttpRefusal: no row is known to be durable.
         """
         detail = f"{reason_name(error.reason)}: {error.message}"
-        if not isinstance(error, RefusedError) or error.reason not in _WITHDRAWN:
+        if not _never_was(error):
             await self.fail(life, REQUEST_FINISHED, detail=detail)
             return
         if not life.captured:
@@ -183,6 +183,16 @@ class Rows:
                 if delay_ms is None or loop.time() + delay_ms / 1000 >= deadline:
                     raise
                 await asyncio.sleep(delay_ms / 1000)
+
+
+def _never_was(error: CallforestError) -> bool:
+    """Say whether a worker's refusal means that nothing was generated.
+
+    A worker at its bound says so before it begins, but of a repeat that is no word on the first.
+    """
+    if error.reason == er.ERROR_REASON_OVERLOADED:
+        return not error.of_repeat
+    return isinstance(error, RefusedError) and error.reason in _WITHDRAWN
 
 
 def _was_withdrawn(error: RefusedError) -> bool:

@@ -143,6 +143,27 @@ async def test_an_item_that_is_sent_again_says_so() -> None:
     assert told == [False, True, True]
 
 
+class Full(Answering):
+    """A stream whose service is at its bound."""
+
+    async def write(self, request: pb.StageRequest) -> None:
+        status = status_of(Refusal(er.ERROR_REASON_OVERLOADED, "full", retry_after_ms=1))
+        results = [
+            pb.StageResult(sequence=item.context.sequence, error=status) for item in request.items
+        ]
+        await self._responses.put(pb.StageResponse(results=results))
+
+
+@pytest.mark.parametrize("breaks", [0, 1])
+async def test_a_refusal_of_what_was_sent_again_says_so(breaks: int) -> None:
+    """It says nothing of the first, which may have been done."""
+    broken = [Kept(untyped(grpc.StatusCode.UNAVAILABLE)) for _ in range(breaks)]
+    with pytest.raises(RefusedError) as caught:
+        await send_over(*broken, Full())
+    assert caught.value.reason == er.ERROR_REASON_OVERLOADED
+    assert caught.value.of_repeat is bool(breaks)
+
+
 class Slow(Answering):
     """A stream whose first message takes as long as the test wants; it notes what was sent."""
 

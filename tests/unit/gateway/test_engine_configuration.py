@@ -45,6 +45,22 @@ async def test_engines_refusal_is_passed_on_and_withdraws_the_call() -> None:
 
 
 @pytest.mark.requirement("CAP-7")
+@pytest.mark.parametrize("of_repeat", [False, True])
+async def test_a_worker_at_its_bound_costs_a_call_unless_it_was_sent_before(
+    of_repeat: bool,
+) -> None:
+    """A refused repeat says nothing of the first, which may have been generated."""
+    full = refused(er.ERROR_REASON_OVERLOADED, retry_after_ms=1500)
+    full.of_repeat = of_repeat
+    played = Played(generated=full)
+    with pytest.raises(HttpRefusal) as caught:
+        await serve(played)
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 2)
+    assert played.order[-1] == ("failure" if of_repeat else "withdrawal")
+    assert [one.reason for one in played.withdrawals] == ([] if of_repeat else ["OVERLOADED"])
+
+
+@pytest.mark.requirement("CAP-7")
 async def test_withdrawal_that_is_not_durable_serves_nothing() -> None:
     played = Played(generated=refused(er.ERROR_REASON_REQUEST_REFUSED), failure_answers=[away()])
     with pytest.raises(HttpRefusal) as caught:
