@@ -42,3 +42,8 @@ def is_earlier_attempt(earlier: str, capture_key: str) -> bool:
     """Say whether one capture key names an earlier attempt of the other's rollout."""
     first, second = attempt_name(earlier), attempt_name(capture_key)
     return first.rollout_id == second.rollout_id and first.number < second.number
+
+
+def may_own_parent(owner: str, capture_key: str, *, has_parent: bool) -> bool:
+    """Say whether an attempt's call may name this owner of its parent; "" is the attempt itself."""
+    return not owner or (has_parent and is_earlier_attempt(owner, capture_key))

@@ -16,7 +16,7 @@ from callforest.capture.v1 import (
     capture_admission_pb2,
 )
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
-from callforest_core.custody.attempts import is_earlier_attempt
+from callforest_core.custody.attempts import may_own_parent
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.admitted_call import AdmittedCall
@@ -158,10 +158,8 @@ def _check_form(record: call_record_pb2.CallRecord) -> None:
             "it holds more than the summary of capture schema 3, as early ledgers kept replay"
             " items; commit the call from a gateway of this release",
         )
-    if coords.parent_capture_key and not (
-        coords.HasField("parent_call_id")
-        and is_earlier_attempt(coords.parent_capture_key, coords.capture_key)
-    ):
+    has_parent = coords.HasField("parent_call_id")
+    if not may_own_parent(coords.parent_capture_key, coords.capture_key, has_parent=has_parent):
         raise refusals.record_malformed(
             "coords.parent_capture_key", "it must name an earlier attempt, of a parent"
         )

@@ -12,7 +12,7 @@ from callforest.capture.v1 import staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as pb
 from callforest_client.codec import coords_of, staged_call_from_proto
-from callforest_core.custody.attempts import is_earlier_attempt
+from callforest_core.custody.attempts import may_own_parent
 from callforest_core.custody.call import StagedCall
 from callforest_core.custody.digests import (
     DigestInputError,
@@ -103,12 +103,7 @@ def check_call(message: staged_call_pb2.StagedCall) -> None:
     _check_form(message)
     call = staged_call_from_proto(message)
     if not np.isfinite(call.logprobs).all():
-        raise Refusal(
-            er.ERROR_REASON_INVALID_MESSAGE,
-            "a log-probability is not finite",
-            violations=[("canonical.logprobs", "must be finite")],
-            message_name=type(message).DESCRIPTOR.full_name,
-        )
+        raise _malformed(message, "canonical.logprobs", "must be finite")
     if extras_digest(call.extras) != call.extras_digest:
         raise _mismatch(call, "extras_digest")
     encoded = encode_ids(call.token_ids)
@@ -226,13 +221,14 @@ def partition_dropped(capture_key: str, call_id: str) -> Refusal:
 
 def _check_form(message: staged_call_pb2.StagedCall) -> None:
     """Refuse a parent's owner that cannot be; no digest covers it (ADM-9)."""
-    owner = message.parent_capture_key
-    if owner and not (
-        message.HasField("parent_call_id") and is_earlier_attempt(owner, message.capture_key)
-    ):
+    owner, has_parent = message.parent_capture_key, message.HasField("parent_call_id")
+    if not may_own_parent(owner, message.capture_key, has_parent=has_parent):
         fault = "must name an earlier attempt of the rollout, of a parent"
-        summary = f"parent_capture_key: {fault}"
-        raise malformed(message.DESCRIPTOR.full_name, summary, [("parent_capture_key", fault)])
+        raise _malformed(message, "parent_capture_key", fault)
+
+
+def _malformed(message: staged_call_pb2.StagedCall, field: str, fault: str) -> Refusal:
+    return malformed(message.DESCRIPTOR.full_name, f"{field}: {fault}", [(field, fault)])
 
 
 def _parent_name(name: StagedName, link: CallLink) -> StagedName | None:
