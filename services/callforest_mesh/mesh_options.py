@@ -220,12 +220,25 @@ def _refuse_elsewhere(where: str, section: Mapping[str, Value], **places: str) -
 
 
 def trainer_options(configuration: MeshConfiguration) -> TrainerOptions:
-    """Read the options of the Trainer; the model is the engine's unless another is named."""
+    """Read the options of the Trainer; the model is the engine's unless another is named.
+
+    How the mesh captures and pads is not the trainer's own: it is told, for its checkpoints.
+    """
     from pathlib import Path
 
     from callforest_mesh.trainer.options import TrainerOptions
 
-    defaults: dict[str, object] = {"path": configuration.state_dir / "trainer"}
+    _refuse_elsewhere(
+        "trainer",
+        configuration.trainer,
+        forest="token_capture.forest_training",
+        row_multiple="finalizer.row_multiple, or what trainer.batch needs",
+    )
+    defaults: dict[str, object] = {
+        "path": configuration.state_dir / "trainer",
+        "forest": configuration.token_capture.forest_training,
+        **_row_multiple(configuration),
+    }
     vllm = configuration.worker.get("vllm")
     model = vllm.get("model") if isinstance(vllm, dict) else None
     if isinstance(model, str):

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,11 @@ from callforest_mesh.trainer.learner.architecture import (
     check_routing,
     parse_architecture,
 )
-from callforest_mesh.trainer.learner.checkpoint import CheckpointRefusal, CheckpointRefusedError
+from callforest_mesh.trainer.learner.checkpoint import (
+    CheckpointRefusal,
+    CheckpointRefusedError,
+    RunShape,
+)
 from callforest_mesh.trainer.learner.learner import Learner, LearnerOptions, NotLoadedError
 from tests.integration.learner_cases import (
     FOUR,
@@ -114,10 +120,34 @@ def test_a_checkpoint_is_never_overwritten_and_never_taken_changed(
 
 @pytest.mark.requirement("TRN-7")
 @pytest.mark.parametrize(
+    ("changed", "named"),
+    [({"forest": False}, "its forest is True"), ({"row_multiple": 8}, "its row_multiple is 4")],
+)
+def test_a_run_goes_on_only_as_it_captured_and_padded(
+    model_dir: Path, tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    """Rows before and behind the checkpoint would not be of one run."""
+    shape, target = RunShape(forest=True, row_multiple=4), tmp_path / "step-0"
+    learner = load(model_dir, shape=shape)
+    saved = learner.save(target, trained_cursor=3, weight_version=2)
+    assert json.loads((target / "manifest.json").read_text())["schema_version"] == 5
+    other = load(model_dir, shape=replace(shape, **changed))
+    for refused in (other.restore, partial(other.save, trained_cursor=3, weight_version=2)):
+        with pytest.raises(CheckpointRefusedError, match=named) as refusal:
+            refused(target)
+        assert refusal.value.refusal is CheckpointRefusal.OTHER_RUN
+    assert load(model_dir, shape=shape).restore(target) == saved
+
+
+@pytest.mark.requirement("TRN-7")
+@pytest.mark.parametrize(
     ("edit", "expected"),
     [
         ({"step": 7}, CheckpointRefusal.CHANGED),
-        ({"schema_version": 2}, CheckpointRefusal.OTHER_SCHEMA),
+        ({"schema_version": 1}, CheckpointRefusal.OTHER_SCHEMA),
+        ({"schema_version": 4}, CheckpointRefusal.OTHER_SCHEMA),
+        ({"schema_version": 6}, CheckpointRefusal.OTHER_SCHEMA),
+        ({"forest": True}, CheckpointRefusal.CHANGED),
         (None, CheckpointRefusal.ABSENT),
         ("{", CheckpointRefusal.MALFORMED),
         ("[]", CheckpointRefusal.MALFORMED),

@@ -46,6 +46,7 @@ OPTIONS = pb.LearnerOptions(
     ratio_clip_high=0.2,
     importance_correction=True,
     seed=1,
+    row_multiple=1,
 )
 
 
@@ -154,6 +155,16 @@ async def test_a_learner_trains_exports_saves_and_continues_in_another_process(
         assert reason_of(refusal) == er.ERROR_REASON_CHECKPOINT_REFUSED
         assert refusal.value.metadata == {"path": str(tmp_path / "one"), "field": "exists"}
     assert gone(pid)
+
+    other = pb.LearnerOptions()
+    other.CopyFrom(OPTIONS)
+    other.forest = not OPTIONS.forest
+    async with learner_on(None) as forest:
+        await forest.load_model(model_dir, other)
+        with pytest.raises(CallforestError, match="its forest is False, not True") as refusal:
+            await forest.restore_checkpoint(tmp_path / "one")
+        assert reason_of(refusal) == er.ERROR_REASON_CHECKPOINT_REFUSED
+        assert refusal.value.metadata == {"path": str(tmp_path / "one"), "field": "other_run"}
 
     async with learner_on(model_dir) as second:
         restored = await second.restore_checkpoint(tmp_path / "one")

@@ -40,6 +40,9 @@ class TrainerOptions:
         outage_s: how long a peer may be away before training stops.
         learner_restarts: how often in a row a lost learner is started again from the last
             checkpoint; a new checkpoint ends the row.
+        forest: the mesh captures in forest mode. A checkpoint keeps it and what groups are padded
+            to, and training does not go on from one that was written otherwise (TRN-7).
+        row_multiple: what groups are padded to a multiple of.
     """
 
     path: Path
@@ -60,9 +63,13 @@ class TrainerOptions:
     advantages: AdvantageOptions = field(default_factory=AdvantageOptions)
     outage_s: float = 600.0
     learner_restarts: int = 3
+    forest: bool = False
+    row_multiple: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse counts that are not positive, and limits that are negative.
+        """Refuse counts that are not positive, limits that are negative, and ranks beyond one.
+
+        Groups may be padded for the ranks of a trainer elsewhere; the learner here is one process.
 
         Raises:
             ValueError: naming the option.
@@ -73,6 +80,11 @@ class TrainerOptions:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if self.groups_per_step > GROUPS_PER_STEP_MAX:
             raise ValueError(f"groups_per_step must be at most {GROUPS_PER_STEP_MAX}")
+        if self.batch.rank_count != 1:
+            raise ValueError(
+                f"batch.rank_count is {self.batch.rank_count}, but this trainer has one rank; "
+                "more are for the groups of a mesh whose trainer runs elsewhere"
+            )
         check_fraction("min_step_batch_fraction", self.min_step_batch_fraction)
         if self.outage_s < 0 or self.learner_restarts < 0:
             raise ValueError("outage_s and learner_restarts must not be negative")
@@ -87,4 +99,6 @@ class TrainerOptions:
             ratio_clip_high=self.ratio_clip_high,
             importance_correction=self.importance_correction,
             seed=self.seed,
+            forest=self.forest,
+            row_multiple=self.row_multiple,
         )

@@ -192,6 +192,28 @@ def test_options_of_services_that_do_not_run_are_not_asked_for() -> None:
         check_all(load(settings=["services=[trainer]"]))
 
 
+@pytest.mark.requirement("TRN-7", "CFG-1")
+def test_the_trainers_checkpoints_know_how_the_mesh_captures_and_pads() -> None:
+    model = "trainer.model_path=m"
+    plain = trainer_options(load(settings=[model])).learner()
+    assert (plain.forest, plain.row_multiple) == (False, 4)
+    settings = ["token_capture.forest_training=true", "trainer.batch.train_microbatch_size=3"]
+    forest = trainer_options(load(settings=[model, *settings])).learner()
+    assert (forest.forest, forest.row_multiple) == (True, 3)
+    for key in ("forest=true", "row_multiple=4"):
+        with pytest.raises(ConfigurationError, match="which every service follows"):
+            trainer_options(load(settings=[model, f"trainer.{key}"]))
+
+
+@pytest.mark.requirement("CFG-1")
+def test_a_trainer_of_one_rank_is_not_configured_for_more() -> None:
+    """Else it would pad for ranks that it lacks, and be refused at its first step."""
+    ranks = ["trainer.batch.rank_count=2", "trainer.model_path=m"]
+    with pytest.raises(ConfigurationError, match=r"rank_count is 2, .* has one rank"):
+        check_all(load(settings=["services=[trainer]", *ranks]))
+    check_all(load(settings=["services=[finalizer]", *ranks]))
+
+
 def test_the_example_is_a_whole_configuration() -> None:
     example = Path(__file__).parents[3] / "deploy" / "callforest.yaml"
     read = load(example)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -23,7 +23,8 @@ from callforest_mesh.chassis.directory import sync_directory, sync_file
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.trainer.learner.architecture import Json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 5
+"""The first that says of which capture mode its run is, and how its groups are padded."""
 MANIFEST_FILE = "manifest.json"
 
 
@@ -36,6 +37,10 @@ class CheckpointRefusal(enum.Enum):
     OTHER_SCHEMA = "the checkpoint has another schema"
     CHANGED = "the checkpoint was changed after it was written"
     OTHER_MODEL = "the checkpoint is of another model"
+    OTHER_RUN = (
+        "the checkpoint is of a run that captures or pads otherwise; train on with its "
+        "configuration, or begin anew without its checkpoints"
+    )
 
 
 class CheckpointRefusedError(Exception):
@@ -48,6 +53,19 @@ class CheckpointRefusedError(Exception):
     def __init__(self, refusal: CheckpointRefusal, fact: str = "") -> None:
         super().__init__(f"{refusal.value}: {fact}" if fact else refusal.value)
         self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class RunShape:
+    """What must be the same when a run goes on (TRN-7).
+
+    Attributes:
+        forest: its calls are of forest mode.
+        row_multiple: its groups are padded to a multiple of so many rows.
+    """
+
+    forest: bool = False
+    row_multiple: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +90,13 @@ class Checkpoint:
     Attributes:
         progress: where training stood.
         architecture_digest: of the model's configuration.
+        shape: of the run.
         tensors: by file stem ("weights", "optimizer", "generators"), then by name.
     """
 
     progress: Progress
     architecture_digest: str
+    shape: RunShape
     tensors: Mapping[str, Mapping[str, Tensor]]
 
 
@@ -109,6 +129,7 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
         "trained_cursor": progress.trained_cursor,
         "weight_version": progress.weight_version,
         "architecture_digest": checkpoint.architecture_digest,
+        **asdict(checkpoint.shape),
         "files": files,
     }
     manifest["digest"] = _digest_manifest(manifest)
@@ -121,15 +142,25 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     sync_directory(directory.parent)
 
 
-def read_checkpoint(directory: Path, architecture_digest: str) -> Checkpoint:
+def read_checkpoint(directory: Path, architecture_digest: str, shape: RunShape) -> Checkpoint:
     """Read and verify a checkpoint.
 
+    Args:
+        directory: of the checkpoint.
+        architecture_digest: of the model that is to go on.
+        shape: of the run that is to go on.
+
     Raises:
-        CheckpointRefusedError: absent, of another schema or model, or changed.
+        CheckpointRefusedError: absent, of another schema, model or run, or changed.
     """
     manifest = _read_manifest(directory)
     if manifest["architecture_digest"] != architecture_digest:
         raise CheckpointRefusedError(CheckpointRefusal.OTHER_MODEL)
+    for name, own in asdict(shape).items():
+        if manifest[name] != own:
+            raise CheckpointRefusedError(
+                CheckpointRefusal.OTHER_RUN, f"its {name} is {manifest[name]!r}, not {own!r}"
+            )
     files = manifest["files"]
     if not isinstance(files, dict) or files.keys() != {f"{stem}.safetensors" for stem in STEMS}:
         raise CheckpointRefusedError(CheckpointRefusal.MALFORMED, "files")
@@ -148,7 +179,7 @@ def read_checkpoint(directory: Path, architecture_digest: str) -> Checkpoint:
         trained_cursor=_count(manifest, "trained_cursor"),
         weight_version=_count(manifest, "weight_version"),
     )
-    return Checkpoint(progress, architecture_digest, tensors)
+    return Checkpoint(progress, architecture_digest, shape, tensors)
 
 
 def _read_manifest(directory: Path) -> dict[str, Json]:

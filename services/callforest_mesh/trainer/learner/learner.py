@@ -29,6 +29,7 @@ from callforest_mesh.trainer.learner.checkpoint import (
     CheckpointRefusal,
     CheckpointRefusedError,
     Progress,
+    RunShape,
     read_checkpoint,
     write_checkpoint,
 )
@@ -59,6 +60,7 @@ class LearnerOptions:
         loss: the objective.
         model: device, attention and seed.
         ranks: which data-parallel rank this is.
+        shape: what a checkpoint is bound to, and is not trained with.
         thread_count: 1 gives the same bits every time.
     """
 
@@ -66,6 +68,7 @@ class LearnerOptions:
     loss: LossOptions = field(default_factory=LossOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     ranks: RankOptions = field(default_factory=RankOptions)
+    shape: RunShape = field(default_factory=RunShape)
     thread_count: int = 1
 
     def __post_init__(self) -> None:
@@ -227,9 +230,9 @@ class Learner:
         """
         policy, optimizer = self._require()
         progress = Progress(self._step, trained_cursor, weight_version)
-        digest = policy.architecture.digest
+        digest, shape = policy.architecture.digest, self._options.shape
         if directory.exists():
-            if read_checkpoint(directory, digest).progress != progress:
+            if read_checkpoint(directory, digest, shape).progress != progress:
                 raise CheckpointRefusedError(CheckpointRefusal.EXISTS, directory.name)
             return progress
         tensors = {
@@ -237,7 +240,7 @@ class Learner:
             "optimizer": optimizer.tensors(),
             "generators": {"cpu": torch.get_rng_state()},
         }
-        write_checkpoint(Checkpoint(progress, digest, tensors), directory)
+        write_checkpoint(Checkpoint(progress, digest, shape, tensors), directory)
         return progress
 
     def restore(self, directory: Path) -> Progress:
@@ -251,7 +254,7 @@ class Learner:
             NotLoadedError: nothing was loaded.
         """
         policy, optimizer = self._require()
-        checkpoint = read_checkpoint(directory, policy.architecture.digest)
+        checkpoint = read_checkpoint(directory, policy.architecture.digest, self._options.shape)
         tensors = checkpoint.tensors
         try:
             optimizer.check(tensors["optimizer"])

@@ -17,7 +17,7 @@ from callforest.trainer.v1 import learner_service_pb2_grpc as pb_grpc
 from callforest_core.refusal import Refusal
 from callforest_mesh.trainer.batch import BatchRefusal, BatchRefusedError, TrainingRow
 from callforest_mesh.trainer.learner.architecture import ModelRefusedError
-from callforest_mesh.trainer.learner.checkpoint import CheckpointRefusedError
+from callforest_mesh.trainer.learner.checkpoint import CheckpointRefusedError, RunShape
 from callforest_mesh.trainer.learner.learner import (
     Learner,
     LearnerOptions,
@@ -202,6 +202,7 @@ def options_from_message(message: pb.LearnerOptions) -> LearnerOptions:
             importance_correction=message.importance_correction,
         ),
         model=model,
+        shape=RunShape(forest=message.forest, row_multiple=message.row_multiple),
     )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/trainer/v1/learner_service.proto\x12\x15\x63\x61llforest.trainer.v1\x1a\x1b\x62uf/validate/validate.proto\"\x83\x01\n\x10LoadModelRequest\x12&\n\nmodel_path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\tmodelPath\x12G\n\x07options\x18\x02 \x01(\x0b\x32%.callforest.trainer.v1.LearnerOptionsB\x06\xbaH\x03\xc8\x01\x01R\x07options\"\xf6\x02\n\x0eLearnerOptions\x12\x35\n\rlearning_rate\x18\x01 \x01(\x01\x42\x10\xbaH\r\x12\x0b)\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\x0clearningRate\x12\x33\n\x0cweight_decay\x18\x02 \x01(\x01\x42\x10\xbaH\r\x12\x0b)\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\x0bweightDecay\x12\x36\n\x0e\x63lip_grad_norm\x18\x03 \x01(\x01\x42\x10\xbaH\r\x12\x0b!\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\x0c\x63lipGradNorm\x12=\n\x0eratio_clip_low\x18\x04 \x01(\x01\x42\x17\xbaH\x14\x12\x12\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x00\x00R\x0cratioClipLow\x12\x38\n\x0fratio_clip_high\x18\x05 \x01(\x01\x42\x10\xbaH\r\x12\x0b!\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\rratioClipHigh\x12\x33\n\x15importance_correction\x18\x06 \x01(\x08R\x14importanceCorrection\x12\x12\n\x04seed\x18\x07 \x01(\x04R\x04seed\"<\n\x11LoadModelResponse\x12\'\n\x0fparameter_count\x18\x01 \x01(\x04R\x0eparameterCount\"\x93\x01\n\x10TrainStepRequest\x12\x35\n\x04plan\x18\x01 \x01(\x0b\x32\x1f.callforest.trainer.v1.StepPlanH\x00R\x04plan\x12\x39\n\x04rows\x18\x02 \x01(\x0b\x32#.callforest.trainer.v1.TrainingRowsH\x00R\x04rowsB\r\n\x04part\x12\x05\xbaH\x02\x08\x01\"i\n\x08StepPlan\x12\x45\n\x0cmicrobatches\x18\x01 \x03(\x0b\x32!.callforest.trainer.v1.MicrobatchR\x0cmicrobatches\x12\x16\n\x06packed\x18\x02 \x01(\x08R\x06packed\"-\n\nMicrobatch\x12\x1f\n\x0brow_indexes\x18\x01 \x03(\rR\nrowIndexes\"F\n\x0cTrainingRows\x12\x36\n\x04rows\x18\x01 \x03(\x0b\x32\".callforest.trainer.v1.TrainingRowR\x04rows\"\x98\x01\n\x0bTrainingRow\x12\x15\n\x06row_id\x18\x01 \x01(\tR\x05rowId\x12\x1b\n\ttoken_ids\x18\x02 \x01(\x0cR\x08tokenIds\x12\x1b\n\tloss_mask\x18\x03 \x01(\x0cR\x08lossMask\x12\x1a\n\x08logprobs\x18\x04 \x01(\x0cR\x08logprobs\x12\x1c\n\tadvantage\x18\x05 \x01(\x01R\tadvantage\"\xd9\x01\n\x11TrainStepResponse\x12\x12\n\x04loss\x18\x01 \x01(\x01R\x04loss\x12*\n\x11valid_token_count\x18\x02 \x01(\x04R\x0fvalidTokenCount\x12\x31\n\x15token_mult_prob_error\x18\x03 \x01(\x01R\x12tokenMultProbError\x12 \n\x0cgen_kl_error\x18\x04 \x01(\x01R\ngenKlError\x12\x1b\n\tgrad_norm\x18\x05 \x01(\x01R\x08gradNorm\x12\x12\n\x04step\x18\x06 \x01(\x04R\x04step\"3\n\x14\x45xportWeightsRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\"N\n\x15\x45xportWeightsResponse\x12\x1d\n\nsize_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12\x16\n\x06sha256\x18\x02 \x01(\x0cR\x06sha256\"\x82\x01\n\x15SaveCheckpointRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\x12%\n\x0etrained_cursor\x18\x02 \x01(\x04R\rtrainedCursor\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion\",\n\x16SaveCheckpointResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\"7\n\x18RestoreCheckpointRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\"}\n\x19RestoreCheckpointResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12%\n\x0etrained_cursor\x18\x02 \x01(\x04R\rtrainedCursor\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion2\xbe\x04\n\x0eLearnerService\x12\x63\n\tLoadModel\x12\'.callforest.trainer.v1.LoadModelRequest\x1a(.callforest.trainer.v1.LoadModelResponse\"\x03\x90\x02\x02\x12\x65\n\tTrainStep\x12\'.callforest.trainer.v1.TrainStepRequest\x1a(.callforest.trainer.v1.TrainStepResponse\"\x03\x90\x02\x00(\x01\x12o\n\rExportWeights\x12+.callforest.trainer.v1.ExportWeightsRequest\x1a,.callforest.trainer.v1.ExportWeightsResponse\"\x03\x90\x02\x02\x12r\n\x0eSaveCheckpoint\x12,.callforest.trainer.v1.SaveCheckpointRequest\x1a-.callforest.trainer.v1.SaveCheckpointResponse\"\x03\x90\x02\x02\x12{\n\x11RestoreCheckpoint\x12/.callforest.trainer.v1.RestoreCheckpointRequest\x1a\x30.callforest.trainer.v1.RestoreCheckpointResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+callforest/trainer/v1/learner_service.proto\x12\x15\x63\x61llforest.trainer.v1\x1a\x1b\x62uf/validate/validate.proto\"\x83\x01\n\x10LoadModelRequest\x12&\n\nmodel_path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\tmodelPath\x12G\n\x07options\x18\x02 \x01(\x0b\x32%.callforest.trainer.v1.LearnerOptionsB\x06\xbaH\x03\xc8\x01\x01R\x07options\"\xbd\x03\n\x0eLearnerOptions\x12\x35\n\rlearning_rate\x18\x01 \x01(\x01\x42\x10\xbaH\r\x12\x0b)\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\x0clearningRate\x12\x33\n\x0cweight_decay\x18\x02 \x01(\x01\x42\x10\xbaH\r\x12\x0b)\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\x0bweightDecay\x12\x36\n\x0e\x63lip_grad_norm\x18\x03 \x01(\x01\x42\x10\xbaH\r\x12\x0b!\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\x0c\x63lipGradNorm\x12=\n\x0eratio_clip_low\x18\x04 \x01(\x01\x42\x17\xbaH\x14\x12\x12\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x00\x00R\x0cratioClipLow\x12\x38\n\x0fratio_clip_high\x18\x05 \x01(\x01\x42\x10\xbaH\r\x12\x0b!\x00\x00\x00\x00\x00\x00\x00\x00@\x01R\rratioClipHigh\x12\x33\n\x15importance_correction\x18\x06 \x01(\x08R\x14importanceCorrection\x12\x12\n\x04seed\x18\x07 \x01(\x04R\x04seed\x12\x16\n\x06\x66orest\x18\x08 \x01(\x08R\x06\x66orest\x12-\n\x0crow_multiple\x18\t \x01(\rB\n\xbaH\x07*\x05\x18\x80 (\x01R\x0browMultiple\"<\n\x11LoadModelResponse\x12\'\n\x0fparameter_count\x18\x01 \x01(\x04R\x0eparameterCount\"\x93\x01\n\x10TrainStepRequest\x12\x35\n\x04plan\x18\x01 \x01(\x0b\x32\x1f.callforest.trainer.v1.StepPlanH\x00R\x04plan\x12\x39\n\x04rows\x18\x02 \x01(\x0b\x32#.callforest.trainer.v1.TrainingRowsH\x00R\x04rowsB\r\n\x04part\x12\x05\xbaH\x02\x08\x01\"i\n\x08StepPlan\x12\x45\n\x0cmicrobatches\x18\x01 \x03(\x0b\x32!.callforest.trainer.v1.MicrobatchR\x0cmicrobatches\x12\x16\n\x06packed\x18\x02 \x01(\x08R\x06packed\"-\n\nMicrobatch\x12\x1f\n\x0brow_indexes\x18\x01 \x03(\rR\nrowIndexes\"F\n\x0cTrainingRows\x12\x36\n\x04rows\x18\x01 \x03(\x0b\x32\".callforest.trainer.v1.TrainingRowR\x04rows\"\x98\x01\n\x0bTrainingRow\x12\x15\n\x06row_id\x18\x01 \x01(\tR\x05rowId\x12\x1b\n\ttoken_ids\x18\x02 \x01(\x0cR\x08tokenIds\x12\x1b\n\tloss_mask\x18\x03 \x01(\x0cR\x08lossMask\x12\x1a\n\x08logprobs\x18\x04 \x01(\x0cR\x08logprobs\x12\x1c\n\tadvantage\x18\x05 \x01(\x01R\tadvantage\"\xd9\x01\n\x11TrainStepResponse\x12\x12\n\x04loss\x18\x01 \x01(\x01R\x04loss\x12*\n\x11valid_token_count\x18\x02 \x01(\x04R\x0fvalidTokenCount\x12\x31\n\x15token_mult_prob_error\x18\x03 \x01(\x01R\x12tokenMultProbError\x12 \n\x0cgen_kl_error\x18\x04 \x01(\x01R\ngenKlError\x12\x1b\n\tgrad_norm\x18\x05 \x01(\x01R\x08gradNorm\x12\x12\n\x04step\x18\x06 \x01(\x04R\x04step\"3\n\x14\x45xportWeightsRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\"N\n\x15\x45xportWeightsResponse\x12\x1d\n\nsize_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12\x16\n\x06sha256\x18\x02 \x01(\x0cR\x06sha256\"\x82\x01\n\x15SaveCheckpointRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\x12%\n\x0etrained_cursor\x18\x02 \x01(\x04R\rtrainedCursor\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion\",\n\x16SaveCheckpointResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\"7\n\x18RestoreCheckpointRequest\x12\x1b\n\x04path\x18\x01 \x01(\tB\x07\xbaH\x04r\x02\x10\x01R\x04path\"}\n\x19RestoreCheckpointResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12%\n\x0etrained_cursor\x18\x02 \x01(\x04R\rtrainedCursor\x12%\n\x0eweight_version\x18\x03 \x01(\x04R\rweightVersion2\xbe\x04\n\x0eLearnerService\x12\x63\n\tLoadModel\x12\'.callforest.trainer.v1.LoadModelRequest\x1a(.callforest.trainer.v1.LoadModelResponse\"\x03\x90\x02\x02\x12\x65\n\tTrainStep\x12\'.callforest.trainer.v1.TrainStepRequest\x1a(.callforest.trainer.v1.TrainStepResponse\"\x03\x90\x02\x00(\x01\x12o\n\rExportWeights\x12+.callforest.trainer.v1.ExportWeightsRequest\x1a,.callforest.trainer.v1.ExportWeightsResponse\"\x03\x90\x02\x02\x12r\n\x0eSaveCheckpoint\x12,.callforest.trainer.v1.SaveCheckpointRequest\x1a-.callforest.trainer.v1.SaveCheckpointResponse\"\x03\x90\x02\x02\x12{\n\x11RestoreCheckpoint\x12/.callforest.trainer.v1.RestoreCheckpointRequest\x1a\x30.callforest.trainer.v1.RestoreCheckpointResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,6 +46,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEARNEROPTIONS'].fields_by_name['ratio_clip_low']._serialized_options = b'\272H\024\022\022\021\000\000\000\000\000\000\360?!\000\000\000\000\000\000\000\000'
   _globals['_LEARNEROPTIONS'].fields_by_name['ratio_clip_high']._loaded_options = None
   _globals['_LEARNEROPTIONS'].fields_by_name['ratio_clip_high']._serialized_options = b'\272H\r\022\013!\000\000\000\000\000\000\000\000@\001'
+  _globals['_LEARNEROPTIONS'].fields_by_name['row_multiple']._loaded_options = None
+  _globals['_LEARNEROPTIONS'].fields_by_name['row_multiple']._serialized_options = b'\272H\007*\005\030\200 (\001'
   _globals['_TRAINSTEPREQUEST'].oneofs_by_name['part']._loaded_options = None
   _globals['_TRAINSTEPREQUEST'].oneofs_by_name['part']._serialized_options = b'\272H\002\010\001'
   _globals['_EXPORTWEIGHTSREQUEST'].fields_by_name['path']._loaded_options = None
@@ -67,33 +69,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADMODELREQUEST']._serialized_start=100
   _globals['_LOADMODELREQUEST']._serialized_end=231
   _globals['_LEARNEROPTIONS']._serialized_start=234
-  _globals['_LEARNEROPTIONS']._serialized_end=608
-  _globals['_LOADMODELRESPONSE']._serialized_start=610
-  _globals['_LOADMODELRESPONSE']._serialized_end=670
-  _globals['_TRAINSTEPREQUEST']._serialized_start=673
-  _globals['_TRAINSTEPREQUEST']._serialized_end=820
-  _globals['_STEPPLAN']._serialized_start=822
-  _globals['_STEPPLAN']._serialized_end=927
-  _globals['_MICROBATCH']._serialized_start=929
-  _globals['_MICROBATCH']._serialized_end=974
-  _globals['_TRAININGROWS']._serialized_start=976
-  _globals['_TRAININGROWS']._serialized_end=1046
-  _globals['_TRAININGROW']._serialized_start=1049
-  _globals['_TRAININGROW']._serialized_end=1201
-  _globals['_TRAINSTEPRESPONSE']._serialized_start=1204
-  _globals['_TRAINSTEPRESPONSE']._serialized_end=1421
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=1423
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=1474
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=1476
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=1554
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=1557
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=1687
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=1689
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=1733
-  _globals['_RESTORECHECKPOINTREQUEST']._serialized_start=1735
-  _globals['_RESTORECHECKPOINTREQUEST']._serialized_end=1790
-  _globals['_RESTORECHECKPOINTRESPONSE']._serialized_start=1792
-  _globals['_RESTORECHECKPOINTRESPONSE']._serialized_end=1917
-  _globals['_LEARNERSERVICE']._serialized_start=1920
-  _globals['_LEARNERSERVICE']._serialized_end=2494
+  _globals['_LEARNEROPTIONS']._serialized_end=679
+  _globals['_LOADMODELRESPONSE']._serialized_start=681
+  _globals['_LOADMODELRESPONSE']._serialized_end=741
+  _globals['_TRAINSTEPREQUEST']._serialized_start=744
+  _globals['_TRAINSTEPREQUEST']._serialized_end=891
+  _globals['_STEPPLAN']._serialized_start=893
+  _globals['_STEPPLAN']._serialized_end=998
+  _globals['_MICROBATCH']._serialized_start=1000
+  _globals['_MICROBATCH']._serialized_end=1045
+  _globals['_TRAININGROWS']._serialized_start=1047
+  _globals['_TRAININGROWS']._serialized_end=1117
+  _globals['_TRAININGROW']._serialized_start=1120
+  _globals['_TRAININGROW']._serialized_end=1272
+  _globals['_TRAINSTEPRESPONSE']._serialized_start=1275
+  _globals['_TRAINSTEPRESPONSE']._serialized_end=1492
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=1494
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=1545
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=1547
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=1625
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=1628
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=1758
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=1760
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=1804
+  _globals['_RESTORECHECKPOINTREQUEST']._serialized_start=1806
+  _globals['_RESTORECHECKPOINTREQUEST']._serialized_end=1861
+  _globals['_RESTORECHECKPOINTRESPONSE']._serialized_start=1863
+  _globals['_RESTORECHECKPOINTRESPONSE']._serialized_end=1988
+  _globals['_LEARNERSERVICE']._serialized_start=1991
+  _globals['_LEARNERSERVICE']._serialized_end=2565
 # @@protoc_insertion_point(module_scope)

@@ -59,6 +59,8 @@ class LearnerOptions(_message.Message):
     RATIO_CLIP_HIGH_FIELD_NUMBER: _builtins.int
     IMPORTANCE_CORRECTION_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    FOREST_FIELD_NUMBER: _builtins.int
+    ROW_MULTIPLE_FIELD_NUMBER: _builtins.int
     learning_rate: _builtins.float
     """learning_rate is the constant learning rate; 0 trains nothing."""
     weight_decay: _builtins.float
@@ -73,6 +75,12 @@ class LearnerOptions(_message.Message):
     """importance_correction weighs tokens by exp(training logprob - generation logprob)."""
     seed: _builtins.int
     """seed starts the random states."""
+    forest: _builtins.bool
+    """forest says that rows come from calls of forest mode. A checkpoint keeps it, and a learner of the
+    other mode refuses to go on from there.
+    """
+    row_multiple: _builtins.int
+    """row_multiple is what groups are padded to a multiple of; a checkpoint keeps it alike."""
     def __init__(
         self,
         *,
@@ -83,10 +91,12 @@ class LearnerOptions(_message.Message):
         ratio_clip_high: _builtins.float = ...,
         importance_correction: _builtins.bool = ...,
         seed: _builtins.int = ...,
+        forest: _builtins.bool = ...,
+        row_multiple: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_grad_norm", b"clip_grad_norm", "importance_correction", b"importance_correction", "learning_rate", b"learning_rate", "ratio_clip_high", b"ratio_clip_high", "ratio_clip_low", b"ratio_clip_low", "seed", b"seed", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_grad_norm", b"clip_grad_norm", "forest", b"forest", "importance_correction", b"importance_correction", "learning_rate", b"learning_rate", "ratio_clip_high", b"ratio_clip_high", "ratio_clip_low", b"ratio_clip_low", "row_multiple", b"row_multiple", "seed", b"seed", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
