@@ -10,10 +10,14 @@ SECTOR = 512
 
 
 class Disk:
-    """One file on a disk with a write cache that the power cut empties as it likes."""
+    """One file on a disk with a write cache that the power cut empties as it likes.
 
-    def __init__(self, file: Path) -> None:
-        self._names = {str(file.parent), str(file.parent.parent)}
+    Args:
+        named_in: directories that must be synced, for their entries lead to the file.
+    """
+
+    def __init__(self, named_in: Iterable[Path]) -> None:
+        self._names = {str(path) for path in named_in}
         self._content = bytearray()
         self._cached: list[Write] = []
 

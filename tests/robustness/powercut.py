@@ -4,7 +4,7 @@ kill -9 proves nothing about syncs, since the kernel keeps what a dead process w
 service's system calls are recorded, and disks are built that hold what was synced and any part of
 the rest, torn at sectors.
 
-Usage: python -m tests.robustness.powercut [--setting durable] [--images 500] [--calls 40]
+Usage: python -m tests.robustness.powercut [--images 500] [--calls 40]
 """
 
 import argparse
@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.robustness.disk import Disk
-from tests.robustness.staging_victim import SETTINGS, WRITERS
+from tests.robustness.staging_victim import WRITERS
 from tests.robustness.syscall_record import Event, Said, Write, read_record, strace
 
 ROOT = Path(__file__).parents[2]
 RECORD_S = 240
 CHECK_S = 240
+STORE = Path("state", "store")
+"""Where the service keeps its store: in a new state directory, as at a first start."""
+DETECTORS = ("forgetful", "forgetful-meta")
+"""Settings that a store must not have; under each of them losses must be found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class PowerCuts:
 
 def cut_power(directory: Path, setting: str, *, images: int, calls: int, seed: int) -> PowerCuts:
     """Record one run of a service, and check as many disks as are wanted."""
-    file = directory / "store" / "data.mdb"
-    events = record(directory, setting, calls)
+    file = directory / STORE / "data.mdb"
+    events = record(directory, file, setting, calls)
     said = [event.line for event in events if isinstance(event, Said)]
     assert said[-1] == "done", "the victim must live until its load is done"
     acknowledged = sum(line.startswith("staged ") for line in said)
@@ -73,14 +77,19 @@ def cut_power(directory: Path, setting: str, *, images: int, calls: int, seed: i
     )
 
 
-def record(directory: Path, setting: str, calls: int) -> list[Event]:
+def named_in(directory: Path) -> list[Path]:
+    """Give the directories whose entries lead from the directory of a run to its store's file."""
+    return [directory, directory / STORE.parent, directory / STORE]
+
+
+def record(directory: Path, file: Path, setting: str, calls: int) -> list[Event]:
     """Run a service under load and give what it asked of its store's file, in order."""
-    store, log = directory / "store", directory / "strace"
+    log = directory / "strace"
     module = [sys.executable, "-m", "tests.robustness.staging_victim"]
-    command = [*module, str(store), str(directory / "socket"), setting, str(calls)]
+    command = [*module, str(file.parent), str(directory / "socket"), setting, str(calls)]
     recorded = strace(log, command)
     subprocess.run(recorded, stdout=subprocess.DEVNULL, timeout=RECORD_S, check=True, cwd=ROOT)
-    return read_record(log, store / "data.mdb")
+    return read_record(log, file, named_in(directory))
 
 
 def image_requests(
@@ -90,7 +99,7 @@ def image_requests(
     first = next(number for number, event in enumerate(events) if isinstance(event, Said))
     for number in range(images):
         cut = chance.randrange(first + 1, len(events) + 1)
-        disk = Disk(file)
+        disk = Disk(named_in(directory))
         disk.apply(events[:cut])
         content = disk.after_power_cut(chance)
         image = directory / f"image-{number}"
@@ -130,26 +139,31 @@ def expectation(events: Sequence[Event]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--setting", choices=sorted(SETTINGS), default="durable")
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--calls", type=int, default=40, help="of each of the writers")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        cuts = cut_power(
-            Path(directory),
-            chosen.setting,
-            images=chosen.images,
-            calls=chosen.calls,
-            seed=chosen.seed,
-        )
-    print(
-        f"{chosen.setting}: {cuts.acknowledged} acknowledged, {cuts.images} power cuts:"
-        f" {dict(cuts.verdicts)}"
-    )
-    for fault in cuts.faults[:5]:
+
+    def cut(setting: str) -> PowerCuts:
+        with tempfile.TemporaryDirectory() as directory:
+            cuts = cut_power(
+                Path(directory), setting, images=chosen.images, calls=chosen.calls, seed=chosen.seed
+            )
+        found = f"{cuts.acknowledged} acknowledged, {cuts.images} power cuts: {dict(cuts.verdicts)}"
+        print(f"{setting}: {found}", flush=True)
+        return cuts
+
+    durable = cut("durable")
+    for fault in durable.faults[:5]:
         print(" ", fault)
-    sys.exit(chosen.setting == "durable" and bool(cuts.faults))
+    detected = {setting: len(cut(setting).faults) for setting in DETECTORS}
+    result = {
+        "cuts": durable.images,
+        **{name: durable.verdicts[name] for name in ("lost", "corrupt", "unopenable")},
+        "detector_losses": min(detected.values()),
+    }
+    print("RESULT " + json.dumps(result))
+    sys.exit(bool(durable.faults) or not all(detected.values()))
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ def strace(log: Path, command: Sequence[str]) -> list[str]:
     return ["strace", *options, "-e", "signal=none", "-o", str(log), *command]
 
 
-def read_record(log: Path, file: Path) -> list[Event]:
-    """Read what strace recorded of a file."""
+def read_record(log: Path, file: Path, named_in: Iterable[Path]) -> list[Event]:
+    """Read what strace recorded of a file, and of the directories whose entries lead to it."""
     matches = [
         match
         for thread in log.parent.glob(f"{log.name}.*")
@@ -69,15 +69,15 @@ def read_record(log: Path, file: Path) -> list[Event]:
     ]
     calls = [(match[1], match[2], match[3], int(match[4])) for match in matches]
     calls.sort(key=lambda call: float(call[0]))
-    return list(_Reader(file).events(call for call in calls if call[3] >= 0))
+    return list(_Reader(file, named_in).events(call for call in calls if call[3] >= 0))
 
 
 class _Reader:
     """Follows the descriptors of a file and of the directories that name it."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, named_in: Iterable[Path]) -> None:
         self._file = str(file)
-        self._directories = {str(file.parent), str(file.parent.parent)}
+        self._directories = {str(path) for path in named_in}
         self._synced: dict[int, bool] = {}
         self._open_directories: dict[int, str] = {}
         self._positions: dict[int, int] = {}

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.robustness.disk import Disk
-from tests.robustness.powercut import cut_power, expectation
+from tests.robustness.powercut import STORE, cut_power, expectation
 from tests.robustness.syscall_record import EntrySync, Said, Sync, Write, read_record
 
 IMAGES = 50
 FILE = Path("/stores/store/data.mdb")
-NAMED = [EntrySync("/stores/store"), EntrySync("/stores")]
+DIRECTORIES = [Path("/stores/store"), Path("/stores")]
+NAMED = [EntrySync(str(path)) for path in DIRECTORIES]
 
 
 @pytest.fixture
@@ -32,6 +33,14 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(directory: Path) -> Non
     assert cuts.verdicts["intact"] == IMAGES
 
 
+@pytest.mark.requirement("CAP-6", "API-7")
+def test_nor_behind_a_start_that_was_killed_before_it_synced_a_name(directory: Path) -> None:
+    """The next start finds the directories that it made, and nobody has synced their names."""
+    (directory / STORE).mkdir(parents=True)
+    cuts = cut_power(directory, "durable", images=10, calls=5, seed=1)
+    assert cuts.faults == []
+
+
 @pytest.mark.parametrize("setting", ["forgetful", "forgetful-meta"])
 def test_a_forgetful_store_would_be_noticed(directory: Path, setting: str) -> None:
     cuts = cut_power(directory, setting, images=IMAGES, calls=15, seed=1)
@@ -39,7 +48,7 @@ def test_a_forgetful_store_would_be_noticed(directory: Path, setting: str) -> No
 
 
 def after(*events, seed: int = 1) -> bytes | None:
-    disk = Disk(FILE)
+    disk = Disk(DIRECTORIES)
     disk.apply(events)
     return disk.after_power_cut(random.Random(seed))
 
@@ -85,7 +94,7 @@ def test_a_record_is_read_in_the_order_of_its_threads(tmp_path: Path) -> None:
         "1.000011 fsync(7) = -1 EIO (Input/output error)\n"
     )
     (tmp_path / "log.2").write_text(f'1.000008 write(1, "{hexed("staged")}", 6) = 6\n')
-    assert read_record(tmp_path / "log", FILE) == [
+    assert read_record(tmp_path / "log", FILE, DIRECTORIES) == [
         Write(4096, b"ab", synced=False),
         Write(8192, b"cd", synced=False),
         Sync(),
@@ -101,4 +110,4 @@ def test_a_record_of_calls_that_are_not_modelled_is_refused(tmp_path: Path) -> N
         f'1.1 openat(AT_FDCWD, "{path}", O_RDWR, 0644) = 5\n1.2 ftruncate(5, 0) = 0\n'
     )
     with pytest.raises(AssertionError, match="ftruncate"):
-        read_record(tmp_path / "log", FILE)
+        read_record(tmp_path / "log", FILE, DIRECTORIES)

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis import lmdb_environment as environment
-from callforest_mesh.chassis.directory import sync_directory
+from callforest_mesh.chassis.directory import sync_names
 from callforest_mesh.chassis.errors import draining, overloaded
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.reader_watch import ReaderWatch
@@ -237,7 +237,6 @@ class LmdbStore:
                 self._opened.close()
 
     def _open(self) -> None:
-        made = not self._path.exists()
         self._path.mkdir(parents=True, exist_ok=True)
         self._opened = open_store(
             self._path,
@@ -259,8 +258,7 @@ class LmdbStore:
             self._opened.close()
             raise
         # LMDB syncs its file but never the directories that name it.
-        for directory in (self._path, self._path.parent) if made else (self._path,):
-            sync_directory(directory)
+        sync_names(self._path)
 
     def _mark(self) -> None:
         mark = self._name.encode()

@@ -17,7 +17,7 @@ from typing import Final
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis import lmdb_environment
-from callforest_mesh.chassis.directory import sync_directory
+from callforest_mesh.chassis.directory import sync_directory, sync_names
 from callforest_mesh.chassis.record_frame import unseal
 from callforest_mesh.chassis.store_hold import StoreHold, StoreInUseError
 from callforest_mesh.chassis.store_snapshot import StoreSnapshot
@@ -82,7 +82,7 @@ def back_up(snapshot: StoreSnapshot, path: Path, target: Path) -> StoreCopy:
     beside = target.with_name(target.name + UNFINISHED)
     copied = _copy(snapshot, path, beside)
     beside.rename(target)
-    sync_directory(target.parent)
+    sync_names(target.parent)
     return copied
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from callforest_mesh.chassis.directory import sync_directory
+from callforest_mesh.chassis.directory import sync_directory, sync_names
 from callforest_mesh.chassis.durable_file import replace_durably
 from callforest_mesh.chassis.failpoint import failpoint
 
@@ -30,12 +30,10 @@ class TrainerJournal:
         self._directory = directory
         self._checkpoints = directory / "checkpoints"
         self._weights = directory / "weights"
-        made = [each for each in (directory, *directory.parents) if not each.exists()]
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._weights.mkdir(parents=True, exist_ok=True)
         # A directory that a power cut takes away would take the issued versions with it.
-        for each in (directory, *(each.parent for each in made)):
-            sync_directory(each)
+        sync_names(directory)
 
     def issued_version(self) -> int:
         """Give the highest weight version ever issued; 0 before the first.
@@ -83,6 +81,15 @@ class TrainerJournal:
         """List the checkpoints, the newest first."""
         found = [path for path in self._checkpoints.iterdir() if _CHECKPOINT.match(path.name)]
         return sorted(found, reverse=True)
+
+    def newest_checkpoint(self) -> Path | None:
+        """Give the newest checkpoint, under a name that survives a power cut; None without one.
+
+        A learner that was killed behind its rename left that open, and a cursor may be committed
+        only behind what stays.
+        """
+        sync_directory(self._checkpoints)
+        return next(iter(self.checkpoints()), None)
 
     def forget_checkpoints(self, *, keep: int) -> None:
         """Remove all but the newest checkpoints."""

@@ -135,8 +135,8 @@ class Training:
         await learner.load_model(self._options.model_path, self._options.learner())
         self._step = self._cursor = 0
         restored_version = 0
-        if checkpoints := self._journal.checkpoints():
-            restored = await learner.restore_checkpoint(checkpoints[0])
+        if (checkpoint := self._journal.newest_checkpoint()) is not None:
+            restored = await learner.restore_checkpoint(checkpoint)
             self._step, self._cursor = restored.step, restored.trained_cursor
             restored_version = restored.weight_version
             self._checkpointed = (self._step, self._cursor)

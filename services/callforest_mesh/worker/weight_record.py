@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from callforest_mesh.chassis.directory import sync_names
 from callforest_mesh.chassis.durable_file import replace_durably
 
 _FILE = "weights.json"
@@ -54,6 +55,7 @@ def read_weight_record(directory: Path) -> WeightRecord | None:
 def write_weight_record(directory: Path, record: WeightRecord) -> None:
     """Write the last update so that a power cut leaves the old record or the new one."""
     directory.mkdir(parents=True, exist_ok=True)
+    sync_names(directory)
     fields = {
         "path": record.path,
         "version": record.version,

@@ -109,19 +109,42 @@ def test_the_note_is_synced_before_and_after_it_is_named(
     }
 
 
-def test_a_new_directory_is_synced_into_its_parents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that were synced."""
+    paths: list[str] = []
     sync = os.fsync
 
     def recording(descriptor: int) -> None:
-        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        paths.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recording)
+    return paths
+
+
+@pytest.mark.parametrize("made_before", ["", "a", "a/b"])
+def test_every_name_that_leads_to_the_directory_is_synced(
+    tmp_path: Path, synced: list[str], made_before: str
+) -> None:
+    """A start that was killed may have made any of them, and did not sync it."""
+    (tmp_path / made_before).mkdir(parents=True, exist_ok=True)
     TrainerJournal(tmp_path / "a" / "b")
-    assert synced == [str(tmp_path / "a" / "b"), str(tmp_path / "a"), str(tmp_path)]
+    assert synced[:3] == [str(tmp_path / "a" / "b"), str(tmp_path / "a"), str(tmp_path)]
+
+
+@pytest.mark.requirement("FIN-4", "TRN-7")
+def test_a_checkpoint_that_a_killed_learner_named_is_synced_before_it_counts(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    """Behind the rename there was no sync, and a cursor is committed behind what is restored."""
+    journal = TrainerJournal(tmp_path)
+    assert journal.newest_checkpoint() is None
+    for step in (3, 4):
+        journal.checkpoint_path(step).mkdir()
+    synced.clear()
+    assert journal.newest_checkpoint() == journal.checkpoint_path(4)
+    assert synced == [str(tmp_path / "checkpoints")]
 
 
 def test_checkpoints_are_listed_newest_first_and_only_whole_ones(tmp_path: Path) -> None:
