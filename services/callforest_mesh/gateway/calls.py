@@ -221,6 +221,9 @@ class Calls:
         except (HttpRefusal, AbandonedError) as error:
             outcome = ended_by(error)
             life.refuse(error)
+            if life.owed is not None:
+                is_over = isinstance(error, AbandonedError)
+                unsettled = UnsettledError(error, life.owed, is_over=is_over)
         except BaseException as error:
             outcome = ended_by(error)
             life.refuse(unavailable("The gateway is shutting down. Repeat."))
@@ -232,13 +235,19 @@ class Calls:
         return unsettled
 
     async def _settle_unknown(self, life: Life, unsettled: UnsettledError) -> None:
-        """Leave a call to its repeats for the grace; then see what became of it."""
+        """Leave a call to its repeats for the grace; then see what became of it.
+
+        A repeat that came meanwhile waits for this end, and has the duty from here on.
+        """
         if not life.captured:
             return
         if not unsettled.is_over:
             await self._lives.grace(life)
-        if not life.is_retaken:
+        successor = self._lives.find(life.capture_key, life.call_id)
+        if successor is None or successor is life:
             await self._repeats.settle(life, unsettled.detail)
+        else:
+            successor.owed = unsettled.detail
 
     async def _lived(self, life: Life) -> Served:
         for one in life.behind:

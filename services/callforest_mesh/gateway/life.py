@@ -95,7 +95,8 @@ class Life:
         farewell: gives it up when the grace is over; None while somebody waits.
         before: the life under the same name that must end first.
         behind: of a marked repeat, the calls that it may repeat and that the ledger may not know.
-        is_retaken: whether a later life has taken the call up.
+        owed: the call was announced by an earlier life that could not settle it, for this reason:
+            whatever ends this one, the call must have a row; None when it has, or need not.
         grace_ended: set when there is nothing left to wait for before its row is written.
         admitted: set when what the ledger says of it is known.
         ended: set when it has ended.
@@ -124,7 +125,7 @@ class Life:
     farewell: asyncio.TimerHandle | None = None
     before: Life | None = None
     behind: list[Life] = field(default_factory=list)
-    is_retaken: bool = False
+    owed: str | None = None
     grace_ended: asyncio.Event = field(default_factory=asyncio.Event)
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -180,7 +181,6 @@ class Life:
 
     def retake(self) -> None:
         """Note that a later life has taken the call up: what is not written yet is its to write."""
-        self.is_retaken = True
         self.grace_ended.set()
 
     def abandon(self) -> None:

@@ -81,18 +81,21 @@ class Rows:
             _LOG.warning("call %s/%s has no record: %s", life.capture_key, life.call_id, error)
             life.describe_row("refused", reason=reason_name(error.reason))
             if _was_withdrawn(error):
+                life.owed = None
                 raise unavailable("The call was withdrawn meanwhile. Repeat.") from error
             if error.reason in _UNKNOWN:
                 raise unavailable("The ledger failed; nothing was served.") from error
             if error.reason not in _MARKED:
                 detail = f"{reason_name(error.reason)}: {error.message}"
                 await self.fail(life, INVALID_COORDINATES, detail=detail)
+            life.owed = None
             return False
         except UnavailableError as error:
             # The record may be durable. Only the same write may follow: a failure row would
             # contradict it.
             self._watch(asyncio.ensure_future(self._append(life, record)))
             raise unavailable("The ledger is away; nothing was served. Repeat.") from error
+        life.owed = None
         life.describe_row("committed", weight_version=record.coords.weight_version)
         return True
 
@@ -103,7 +106,7 @@ class Rows:
             HttpRefusal: no row is known to be durable.
         """
         detail = f"{reason_name(error.reason)}: {error.message}"
-        if not _never_was(error):
+        if not _never_was(life, error):
             await self.fail(life, REQUEST_FINISHED, detail=detail)
             return
         if not life.captured:
@@ -157,11 +160,13 @@ class Rows:
                 "call %s/%s: its row was refused: %s", life.capture_key, life.call_id, error
             )
             if _was_withdrawn(error):
+                life.owed = None
                 raise unavailable("The call was withdrawn meanwhile. Repeat.") from error
             if error.reason not in _MARKED:
                 raise of_service(error) from error
         except UnavailableError as error:
             raise unavailable("The ledger is away; nothing was served. Repeat.") from error
+        life.owed = None
 
     async def _append(self, life: Life, record: call_record_pb2.CallRecord) -> None:
         await self._durably(
@@ -185,13 +190,14 @@ class Rows:
                 await asyncio.sleep(delay_ms / 1000)
 
 
-def _never_was(error: CallforestError) -> bool:
+def _never_was(life: Life, error: CallforestError) -> bool:
     """Say whether a worker's refusal means that nothing was generated.
 
     A worker at its bound says so before it begins, but of a repeat that is no word on the first.
     """
     if error.reason == er.ERROR_REASON_OVERLOADED:
-        return not error.of_repeat
+        is_repeat = life.verdict is not None and life.verdict.HasField("earlier")
+        return not (error.of_repeat or is_repeat)
     return isinstance(error, RefusedError) and error.reason in _WITHDRAWN
 
 

@@ -15,6 +15,7 @@ from tests.unit.gateway.played_services import (
     DESCRIPTION,
     REQUEST,
     RESPONSE,
+    ROOT,
     UNCAPTURED,
     Played,
     away,
@@ -22,6 +23,7 @@ from tests.unit.gateway.played_services import (
     refused,
     serve,
 )
+from tests.unit.gateway.repeated_calls import PENDING, earlier
 
 
 @pytest.mark.requirement("CAP-7")
@@ -45,19 +47,22 @@ async def test_engines_refusal_is_passed_on_and_withdraws_the_call() -> None:
 
 
 @pytest.mark.requirement("CAP-7")
-@pytest.mark.parametrize("of_repeat", [False, True])
-async def test_a_worker_at_its_bound_costs_a_call_unless_it_was_sent_before(
-    of_repeat: bool,
+@pytest.mark.parametrize(
+    ("item_again", "call_again", "row"),
+    [(False, False, "withdrawal"), (True, False, "failure"), (False, True, "failure")],
+)
+async def test_a_worker_at_its_bound_costs_a_call_unless_it_was_asked_before(
+    item_again: bool, call_again: bool, row: str
 ) -> None:
     """A refused repeat says nothing of the first, which may have been generated."""
     full = refused(er.ERROR_REASON_OVERLOADED, retry_after_ms=1500)
-    full.of_repeat = of_repeat
-    played = Played(generated=full)
+    full.of_repeat = item_again
+    played = Played(generated=full, verdict=earlier(PENDING) if call_again else ROOT)
     with pytest.raises(HttpRefusal) as caught:
         await serve(played)
     assert (caught.value.status, caught.value.retry_after_s) == (429, 2)
-    assert played.order[-1] == ("failure" if of_repeat else "withdrawal")
-    assert [one.reason for one in played.withdrawals] == ([] if of_repeat else ["OVERLOADED"])
+    assert played.order[-1] == row
+    assert [one.reason for one in played.withdrawals] == ["OVERLOADED"] * (row == "withdrawal")
 
 
 @pytest.mark.requirement("CAP-7")

@@ -206,6 +206,37 @@ async def test_an_end_that_is_not_known_is_left_to_a_repeat() -> None:
     assert len(played.records) == 1
 
 
+@pytest.mark.requirement("LED-11", "CAP-13")
+@pytest.mark.parametrize("is_staged", [False, True])
+@pytest.mark.parametrize("pushed_back", [refused(er.ERROR_REASON_OVERLOADED), away()], ids=str)
+async def test_a_call_whose_repeat_is_pushed_back_is_settled_all_the_same(
+    pushed_back: Exception, is_staged: bool
+) -> None:
+    """The repeat has taken the duty over from the life before it, which is gone."""
+    played = Played(generated=away(), kept={"c0": kept()} if is_staged else {})
+    calls = calls_of(played, repeat_grace_s=30.0)
+    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 503
+    played.verdict = pushed_back
+    for _ in range(2):
+        assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status in (429, 503)
+    played.verdict = earlier(PENDING)
+    await calls.finish(5.0)
+    assert played.order[-1] == ("record" if is_staged else "failure")
+    assert len(played.records) + len(played.failures) == 1
+
+
+@pytest.mark.requirement("LED-11", "CAP-13")
+async def test_what_a_repeat_has_settled_is_not_settled_again() -> None:
+    played = Played(generated=away())
+    calls = calls_of(played, repeat_grace_s=30.0)
+    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 503
+    played.verdict, played.generated = earlier(PENDING), refused(er.ERROR_REASON_OVERLOADED)
+    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 429
+    await calls.finish(5.0)
+    assert [one.call_id for one in played.failures] == ["c0"]
+    assert not played.withdrawals
+
+
 @pytest.mark.requirement("CAP-13", "LED-11")
 @pytest.mark.parametrize("is_staged", [True, False])
 async def test_a_call_whose_end_is_not_known_is_adopted_or_failed(is_staged: bool) -> None:
