@@ -152,14 +152,17 @@ class FaultProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray
     ) -> None:
         up_reader, up_writer = await self._reach()
+        is_cut = False
         try:
             async with asyncio.TaskGroup() as pumps:
                 pumps.create_task(self._pump("requests", reader, up_writer, sent))
                 pumps.create_task(self._pump("answers", up_reader, writer, None))
         except* (_CutError, OSError):
-            raise _CutError from None
+            is_cut = True  # raised here it would be a group of itself, which nobody awaits
         finally:
             up_writer.transport.abort()
+        if is_cut:
+            raise _CutError
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if (path := self.upstream.removeprefix("unix:")) != self.upstream:
