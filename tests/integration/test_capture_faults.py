@@ -9,6 +9,8 @@ import numpy as np
 import openai
 import pytest
 
+from callforest_mesh.chassis import lmdb_store
+from callforest_mesh.chassis.lmdb_store import LmdbStore
 from callforest_mesh.worker.scripted import ScriptedEngine, ScriptedOptions, ScriptedTurn
 from tests.integration.first_path_mesh import (
     GO,
@@ -220,6 +222,38 @@ async def test_a_worker_at_its_bound_costs_only_the_call(tmp_path: Path) -> None
             assert (len(manifest.records), len(manifest.failures)) == (1, 0)
         (withdrawal,) = manifest.withdrawals
         assert (withdrawal.reason, withdrawal.capture_key) == ("OVERLOADED", keys[1])
+
+
+@pytest.mark.requirement("CAP-7")
+async def test_a_full_staging_pushes_calls_back_until_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the rollout that found it full is lost; one that comes back trains."""
+    full_disks = {"staging"}
+    free_bytes = LmdbStore._free_bytes
+
+    def free(store: LmdbStore) -> int:
+        return 0 if store._name in full_disks else free_bytes(store)
+
+    monkeypatch.setattr(LmdbStore, "_free_bytes", free)
+    monkeypatch.setattr(lmdb_store, "RETRY_AFTER_MS", 1)
+    async with running_mesh(tmp_path, ScriptedEngine()) as mesh:
+        full, after = [await mesh.open(rollout_id) for rollout_id in ("r", "s")]
+        assert (await mesh.ask(full, GO)).status_code == 200
+        for _ in range(2):
+            refused = await mesh.ask(after, GO)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert "staging store is full" in refused.json()["error"]["message"]
+            assert int(refused.headers["retry-after"]) >= 1
+        mesh.assert_generated(1)
+        full_disks.clear()
+        assert (await mesh.ask(after, GO)).status_code == 200
+        lost, kept = await mesh.manifest(full), await mesh.manifest(after)
+        stat = await mesh.staging.stat()
+    assert [one.worker_reason for one in lost.failures] == ["stage_failed"]
+    assert (len(kept.records), len(kept.failures)) == (1, 0)
+    assert {one.reason for one in kept.withdrawals} == {"STORE_FULL"}
+    assert stat.room_bytes > 0
 
 
 @pytest.mark.requirement("LED-11", "API-6")

@@ -191,6 +191,7 @@ class LmdbStore:
 
     def statistics(self) -> StoreStatistics:
         """Give the store's counts and sizes."""
+        free = self._free_bytes()
         return StoreStatistics(
             commits=self._commits,
             records=self._records,
@@ -200,7 +201,8 @@ class LmdbStore:
             file_bytes=(self._path / "data.mdb").stat().st_size,
             stale_readers=self._readers.stale,
             oldest_reader_s=self._readers.oldest_s,
-            disk_free_bytes=self._free_bytes(),
+            disk_free_bytes=free,
+            room_bytes=max(0, min(self._quota - self._used, free - self._disk_reserve)),
         )
 
     async def close(self) -> None:

@@ -47,8 +47,8 @@ from callforest_mesh.gateway.refusals import (
     refused_verdict,
     unavailable,
 )
-from callforest_mesh.gateway.repeats import Repeats
-from callforest_mesh.gateway.rows import Rows
+from callforest_mesh.gateway.repeats import Repeats, earlier_of
+from callforest_mesh.gateway.rows import Rows, never_was
 
 _LOG = logging.getLogger("callforest")
 
@@ -268,7 +268,7 @@ class Calls:
                 await life.before.ended.wait()
                 life.before = None
             verdict = await self._admit(life)
-            earlier = _earlier_of(life, verdict)
+            earlier = earlier_of(life, verdict)
             if earlier is None or earlier.call_id == life.call_id:
                 break
             other = self._lives.find(life.capture_key, earlier.call_id)
@@ -372,7 +372,8 @@ class Calls:
             _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
             refusal = of_service(error)
             refusal.parameter = core.parameter_of(life.request, refusal.parameter)
-            if isinstance(error, UnavailableError):
+            asks_again = isinstance(error, UnavailableError) or error.retry_after_ms is not None
+            if asks_again and not never_was(life, error):
                 raise UnsettledError(
                     refusal, f"{reason_name(error.reason)}: {error.message}"
                 ) from error
@@ -390,17 +391,3 @@ class Calls:
         if not task.cancelled() and (error := task.exception()) is not None:
             expected = isinstance(error, HttpRefusal | CallforestError)
             _LOG.log(logging.DEBUG if expected else logging.ERROR, "a call ended with %r", error)
-
-
-def _earlier_of(
-    life: Life, verdict: capture_admission_pb2.Verdict
-) -> capture_admission_pb2.EarlierCall | None:
-    """Give the call that a request repeats; None when it is one of its own.
-
-    An intent that was sent twice, since a stream broke, finds itself: no other request has its id,
-    unless a key or the ledger gave it.
-    """
-    if not verdict.HasField("earlier"):
-        return None
-    earlier = verdict.earlier
-    return earlier if life.is_named or earlier.call_id != life.call_id else None

@@ -295,7 +295,15 @@ def of_service(error: CallforestError) -> HttpRefusal:
                 error.metadata.get("field", ""),
             )
         case er.ERROR_REASON_STORE_FULL:
-            return unavailable("The store is full.", retry_after_s=retry_after_s or 30)
+            store = error.metadata.get("store", "")
+            return HttpRefusal(
+                503,
+                "unavailable",
+                f"The {store or 'mesh'} store is full; nothing was generated. Repeat later.",
+                retry_after_s=retry_after_s or 30,
+                reason=error.reason,
+                **error.metadata,
+            )
         case er.ERROR_REASON_ENGINE_UNAVAILABLE:
             return HttpRefusal(
                 503,

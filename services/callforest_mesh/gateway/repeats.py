@@ -146,3 +146,17 @@ class Repeats:
                 return None
             raise
         return staged
+
+
+def earlier_of(
+    life: Life, verdict: capture_admission_pb2.Verdict
+) -> capture_admission_pb2.EarlierCall | None:
+    """Give the call that a request repeats; None when it is one of its own.
+
+    An intent that was sent twice, since a stream broke, finds itself: no other request has its id,
+    unless a key or the ledger gave it.
+    """
+    if not verdict.HasField("earlier"):
+        return None
+    earlier = verdict.earlier
+    return earlier if life.is_named or earlier.call_id != life.call_id else None

@@ -44,6 +44,8 @@ _WITHDRAWN: Final = frozenset(
         er.ERROR_REASON_CANDIDATE_WITHOUT_PROOF,
     }
 )
+# The same, unless the call was asked for before.
+_AT_A_BOUND: Final = frozenset({er.ERROR_REASON_OVERLOADED, er.ERROR_REASON_STORE_FULL})
 
 
 class Rows:
@@ -106,7 +108,7 @@ class Rows:
             HttpRefusal: no row is known to be durable.
         """
         detail = f"{reason_name(error.reason)}: {error.message}"
-        if not _never_was(life, error):
+        if not never_was(life, error):
             await self.fail(life, REQUEST_FINISHED, detail=detail)
             return
         if not life.captured:
@@ -190,12 +192,13 @@ class Rows:
                 await asyncio.sleep(delay_ms / 1000)
 
 
-def _never_was(life: Life, error: CallforestError) -> bool:
+def never_was(life: Life, error: CallforestError) -> bool:
     """Say whether a worker's refusal means that nothing was generated.
 
-    A worker at its bound says so before it begins, but of a repeat that is no word on the first.
+    A worker at its bound, or before a full Staging, says so before it begins; but of a repeat that
+    is no word on the first.
     """
-    if error.reason == er.ERROR_REASON_OVERLOADED:
+    if error.reason in _AT_A_BOUND:
         is_repeat = life.verdict is not None and life.verdict.HasField("earlier")
         return not (error.of_repeat or is_repeat)
     return isinstance(error, RefusedError) and error.reason in _WITHDRAWN

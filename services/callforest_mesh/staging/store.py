@@ -183,6 +183,7 @@ class StagedCalls:
             call_bytes=size,
             store_bytes=statistics.file_bytes,
             commit_count=statistics.commits,
+            room_bytes=statistics.room_bytes,
         )
 
     def _call(

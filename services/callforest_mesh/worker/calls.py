@@ -10,18 +10,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from callforest.capture.v1 import capture_admission_pb2, item_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as staging_pb
 from callforest.worker.v1 import worker_service_pb2 as pb
-from callforest_client.capture_decision import decision_to_proto
 from callforest_client.codec import are_coords_of, coords_without_columns, staged_call_to_proto
 from callforest_client.errors import CallforestError, RefusedError, reason_name
 from callforest_client.staging import StagingClient
-from callforest_core.custody.capture_input import CaptureDecision
 from callforest_core.custody.errors import CaptureError
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import item_late, overloaded
@@ -30,35 +27,24 @@ from callforest_mesh.chassis.fatal import end_if_without_memory
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.worker import core
+from callforest_mesh.worker.asked_call import AnsweredCall, AskedCall, Schedule
 from callforest_mesh.worker.engine import (
     Engine,
     EngineRefusalError,
     EngineRequest,
     EngineResult,
     EngineUnavailableError,
-    PrefixEvidence,
 )
 from callforest_mesh.worker.generation_span import CaptureMeasures, generation_span
 from callforest_mesh.worker.options import WorkerOptions
 from callforest_mesh.worker.prefixes import Prefixes
+from callforest_mesh.worker.staging_room import StagingRoom
 
 _Answer = TypeVar("_Answer")
 
 _LOG = logging.getLogger("callforest")
 _MARGIN_S = 0.5
 """Time that an answer keeps for its way back, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Schedule:
-    """When the parts of a call must be done, on the loop's clock.
-
-    The item's own timeout would drop a completion that is there; so each part ends before it.
-    """
-
-    timeout_ms: int
-    generated: float
-    staged: float
 
 
 class Calls:
@@ -84,6 +70,7 @@ class Calls:
         self._prefixes = Prefixes(
             staging, bytes_max=options.prefix_cache_bytes, timeout_s=options.prefix_timeout_s
         )
+        self._room = StagingRoom(staging, options.stage_timeout_s)
         self._running = 0
         self._stagings: set[asyncio.Task[staging_pb.StagedReceipt]] = set()
         self.epoch_span_count = 0
@@ -96,7 +83,7 @@ class Calls:
         """Generate one call; capture it when it was admitted.
 
         Raises:
-            Refusal: REQUEST_REFUSED, CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED,
+            Refusal: REQUEST_REFUSED, CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, STORE_FULL,
                 ENGINE_UNAVAILABLE, OVERLOADED or ITEM_DEADLINE; nothing was staged.
         """
         return await self._run(self._generate, context, call)
@@ -116,7 +103,7 @@ class Calls:
 
     async def _run(
         self,
-        work: Callable[[_Ask], Awaitable[_Answer]],
+        work: Callable[[AskedCall], Awaitable[_Answer]],
         context: item_pb2.ItemContext,
         call: pb.GenerateCall,
     ) -> _Answer:
@@ -135,15 +122,19 @@ class Calls:
         if self._stagings:
             await asyncio.wait(self._stagings, timeout=self._options.stage_timeout_s + _MARGIN_S)
 
-    def _ask_of(self, context: item_pb2.ItemContext, call: pb.GenerateCall) -> _Ask:
+    def _ask_of(self, context: item_pb2.ItemContext, call: pb.GenerateCall) -> AskedCall:
         admission = _admission_of(call)
         evidence = core.evidence_of(admission) if admission else None
         now = asyncio.get_running_loop().time()
-        return _Ask(context, call, admission, evidence, self._schedule(context.timeout_ms, now))
+        return AskedCall(
+            context, call, admission, evidence, self._schedule(context.timeout_ms, now)
+        )
 
-    async def _generate(self, ask: _Ask) -> pb.GeneratedCall:
+    async def _generate(self, ask: AskedCall) -> pb.GeneratedCall:
         if (earlier := await self._earlier(ask)) is not None:
             return earlier
+        if ask.admission is not None:
+            await self._room.require(ask.context.tenant)
         loop = asyncio.get_running_loop()
         failpoint("worker.before_prefix")
         prefix, fault = await self._resolve(ask)
@@ -162,11 +153,11 @@ class Calls:
         )
         self._count_versions(ask.call, result)
         if ask.admission is not None:
-            capture = _Capture(ask.context, ask.admission, prefix, fault, result, ask.schedule)
+            capture = AnsweredCall(ask.context, ask.admission, prefix, fault, result, ask.schedule)
             await self._capture(capture, generated)
         return generated
 
-    async def _earlier(self, ask: _Ask) -> pb.GeneratedCall | None:
+    async def _earlier(self, ask: AskedCall) -> pb.GeneratedCall | None:
         """Give what a worker staged that could not answer any more; None when there is none.
 
         Only an item that is sent again can have that; one that is, is not sampled twice.
@@ -192,7 +183,7 @@ class Calls:
         _serve_first(staged, generated)
         return generated
 
-    async def _measure(self, ask: _Ask) -> pb.MeasuredCall:
+    async def _measure(self, ask: AskedCall) -> pb.MeasuredCall:
         prefix, _ = await self._resolve(ask)
         measure = await self._run_engine(ask, prefix, self._engine.measure)
         return pb.MeasuredCall(
@@ -200,7 +191,7 @@ class Calls:
             decision=ask.decision(measure.decision),
         )
 
-    async def _resolve(self, ask: _Ask) -> tuple[core.Sequence | None, CaptureError | None]:
+    async def _resolve(self, ask: AskedCall) -> tuple[core.Sequence | None, CaptureError | None]:
         """Get the predecessor's tokens, or the reason why they cannot be had; neither of a root."""
         if ask.admission is None or not core.continues(ask.admission):
             return None, None
@@ -209,15 +200,15 @@ class Calls:
         except CaptureError as error:
             return None, error
 
-    def _schedule(self, timeout_ms: int, now: float) -> _Schedule:
+    def _schedule(self, timeout_ms: int, now: float) -> Schedule:
         timeout_s = timeout_ms / 1000
         budget_s = min(self._options.stage_timeout_s + _MARGIN_S, timeout_s / 3)
         end = now + timeout_s
-        return _Schedule(timeout_ms, end - budget_s, end - min(_MARGIN_S, budget_s / 3))
+        return Schedule(timeout_ms, end - budget_s, end - min(_MARGIN_S, budget_s / 3))
 
     async def _run_engine(
         self,
-        ask: _Ask,
+        ask: AskedCall,
         prefix: core.Sequence | None,
         work: Callable[[EngineRequest], Awaitable[_Answer]],
     ) -> _Answer:
@@ -265,7 +256,7 @@ class Calls:
                 self.epoch_span_count,
             )
 
-    async def _capture(self, capture: _Capture, generated: pb.GeneratedCall) -> None:
+    async def _capture(self, capture: AnsweredCall, generated: pb.GeneratedCall) -> None:
         """Stage the call and put the proof, or the reason why there is none, into the answer."""
         failure = await self._try_to_stage(capture, generated)
         if failure is None:
@@ -281,7 +272,7 @@ class Calls:
         )
 
     async def _try_to_stage(
-        self, capture: _Capture, generated: pb.GeneratedCall
+        self, capture: AnsweredCall, generated: pb.GeneratedCall
     ) -> pb.CaptureFailure | None:
         try:
             await self._stage(capture, generated)
@@ -300,7 +291,7 @@ class Calls:
             return None
         return pb.CaptureFailure(reason=reason, detail=core.shortened(detail))
 
-    async def _stage(self, capture: _Capture, generated: pb.GeneratedCall) -> None:
+    async def _stage(self, capture: AnsweredCall, generated: pb.GeneratedCall) -> None:
         if capture.fault is not None:
             raise capture.fault
         staged, sequence = core.capture(capture.admission, capture.prefix, capture.result)
@@ -320,7 +311,7 @@ class Calls:
         generated.staged.CopyFrom(receipt.coords)
 
     async def _stage_to_its_end(
-        self, capture: _Capture, message: staged_call_pb2.StagedCall
+        self, capture: AnsweredCall, message: staged_call_pb2.StagedCall
     ) -> staging_pb.StagedReceipt:
         """Stage in a task of its own: who stops waiting does not undo a write that had begun."""
         left_s = capture.schedule.staged - asyncio.get_running_loop().time()
@@ -331,44 +322,16 @@ class Calls:
         )
         self._stagings.add(task)
         task.add_done_callback(self._staging_done)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except RefusedError as error:
+            self._room.note(error, message.ByteSize())
+            raise
 
     def _staging_done(self, task: asyncio.Task[staging_pb.StagedReceipt]) -> None:
         self._stagings.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.info("staging ended with %s", error)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ask:
-    """A call that was taken: what is asked, what may be captured of it, and until when."""
-
-    context: item_pb2.ItemContext
-    call: pb.GenerateCall
-    admission: capture_admission_pb2.CaptureAdmission | None
-    evidence: PrefixEvidence | None
-    schedule: _Schedule
-
-    def decision(
-        self, made: CaptureDecision | None
-    ) -> capture_admission_pb2.CaptureDecision | None:
-        """Give the decision to report, the engine's being given."""
-        if self.admission is None:
-            return None
-        decision = core.decision_of(self.admission, made)
-        return decision_to_proto(decision) if decision else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Capture:
-    """What is known of a call when its generation is there."""
-
-    context: item_pb2.ItemContext
-    admission: capture_admission_pb2.CaptureAdmission
-    prefix: core.Sequence | None
-    fault: CaptureError | None
-    result: EngineResult
-    schedule: _Schedule
 
 
 def _serve_first(

@@ -224,6 +224,26 @@ async def test_store_that_fails_does_not_take_the_completion(
     assert text_of(generated)
 
 
+@pytest.mark.requirement("CAP-7")
+async def test_a_call_that_staging_would_refuse_is_not_generated() -> None:
+    """The first to learn of it is served without capture; a call without admission goes on."""
+    staging, engine = PlayedStaging(), ScriptedEngine()
+    staging.receipt = RefusedError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "full",
+        reason=er.ERROR_REASON_STORE_FULL,
+        metadata={"store": "staging"},
+        retry_after_ms=60_000,
+    )
+    calls = await calls_on(staging, engine)
+    assert (await calls.generate(CONTEXT, call_of())).failed.reason == "stage_failed"
+    with pytest.raises(Refusal) as caught:
+        await calls.generate(CONTEXT, call_of(call_id="d"))
+    assert caught.value.reason == er.ERROR_REASON_STORE_FULL
+    assert len(engine.prompts) == 1
+    await calls.generate(CONTEXT, call_of(captured=False))
+
+
 async def test_lost_race_serves_the_winner_and_keeps_nothing_of_its_own() -> None:
     staging = PlayedStaging()
     won = commit_coords_pb2.CommitCoords(capture_key="k", call_id="a", delta_token_count=5)

@@ -398,6 +398,7 @@ class StatResponse(_message.Message):
     CALL_BYTES_FIELD_NUMBER: _builtins.int
     STORE_BYTES_FIELD_NUMBER: _builtins.int
     COMMIT_COUNT_FIELD_NUMBER: _builtins.int
+    ROOM_BYTES_FIELD_NUMBER: _builtins.int
     call_count: _builtins.int
     """call_count is the number of staged calls."""
     call_bytes: _builtins.int
@@ -406,6 +407,10 @@ class StatResponse(_message.Message):
     """store_bytes is the size of the whole store on disk, all tenants together."""
     commit_count: _builtins.int
     """commit_count is the number of durable transactions since the service started."""
+    room_bytes: _builtins.int
+    """room_bytes is what new calls may still take of the store's quota and of its disk; at 0 they are
+    refused with STORE_FULL.
+    """
     def __init__(
         self,
         *,
@@ -413,12 +418,15 @@ class StatResponse(_message.Message):
         call_bytes: _builtins.int = ...,
         store_bytes: _builtins.int = ...,
         commit_count: _builtins.int = ...,
+        room_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_room_bytes", b"_room_bytes", "room_bytes", b"room_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_bytes", b"call_bytes", "call_count", b"call_count", "commit_count", b"commit_count", "store_bytes", b"store_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room_bytes", b"_room_bytes", "call_bytes", b"call_bytes", "call_count", b"call_count", "commit_count", b"commit_count", "room_bytes", b"room_bytes", "store_bytes", b"store_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__room_bytes: _TypeAlias = _typing.Literal["room_bytes"]  # noqa: Y015
+    _WhichOneofArgType__room_bytes: _TypeAlias = _typing.Literal["_room_bytes", b"_room_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__room_bytes) -> _WhichOneofReturnType__room_bytes | None: ...
 
 Global___StatResponse: _TypeAlias = StatResponse  # noqa: Y015
 

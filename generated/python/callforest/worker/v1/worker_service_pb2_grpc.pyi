@@ -20,7 +20,8 @@ class WorkerServiceStub:
     """Generate runs calls. A result comes when the call is generated and staged, or when its capture
     failed; a failed capture never fails the generation. A repeat under the same call_id may sample
     again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
-    CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+    CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, STORE_FULL (of Staging), OVERLOADED,
+    ITEM_DEADLINE.
     """
     Measure: _aio.StreamStreamMultiCallable[_worker_service_pb2.MeasureRequest, _worker_service_pb2.MeasureResponse]
     """Measure says how many prompt tokens calls would have. It renders, decides and splices as Generate
@@ -48,7 +49,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Generate runs calls. A result comes when the call is generated and staged, or when its capture
         failed; a failed capture never fails the generation. A repeat under the same call_id may sample
         again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
-        CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+        CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, STORE_FULL (of Staging), OVERLOADED,
+        ITEM_DEADLINE.
         """
 
     @_abc_1.abstractmethod

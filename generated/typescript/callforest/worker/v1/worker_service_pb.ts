@@ -692,7 +692,8 @@ export const WorkerService: GenService<{
    * Generate runs calls. A result comes when the call is generated and staged, or when its capture
    * failed; a failed capture never fails the generation. A repeat under the same call_id may sample
    * again, but the first that is staged is what every repeat serves. Reasons: REQUEST_REFUSED,
-   * CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, OVERLOADED, ITEM_DEADLINE.
+   * CANDIDATE_WITHOUT_PROOF, CONFIGURATION_CHANGED, ENGINE_UNAVAILABLE, STORE_FULL (of Staging), OVERLOADED,
+   * ITEM_DEADLINE.
    *
    * @generated from rpc callforest.worker.v1.WorkerService.Generate
    */
