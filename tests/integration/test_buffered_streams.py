@@ -175,9 +175,9 @@ async def test_client_that_leaves_while_it_waits_ends_the_generation(
         manifest = await mesh.manifest(key)
     assert commented.is_set() == bool(gateway)
     assert not manifest.records
-    assert [one.reason for one in manifest.failures] == [
-        "request_finished_without_staged_coordinates"
-    ]
+    (failure,) = manifest.failures
+    assert failure.reason == "request_finished_without_staged_coordinates"
+    assert failure.worker_reason == "cancelled"
 
 
 @BOTH

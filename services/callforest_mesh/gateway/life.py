@@ -29,6 +29,8 @@ MISSING_COORDINATES: Final = "worker_response_missing_commit_coordinates"
 INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
 REQUEST_FINISHED: Final = "request_finished_without_staged_coordinates"
 WENT_AWAY: Final = "the harness went away"
+CANCELLED: Final = "cancelled"
+"""Why a request ended without a result, where that was its harness's doing (BUGCASES B24)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,14 @@ from callforest_client.staging import StagingClient
 from callforest_mesh.gateway.admitting import Admitting
 from callforest_mesh.gateway.captures import Captures, generated_of, incident
 from callforest_mesh.gateway.context_report import context_of_call
-from callforest_mesh.gateway.life import REQUEST_FINISHED, Life, Served, UnsettledError
+from callforest_mesh.gateway.life import (
+    CANCELLED,
+    REQUEST_FINISHED,
+    WENT_AWAY,
+    Life,
+    Served,
+    UnsettledError,
+)
 from callforest_mesh.gateway.refusals import HttpRefusal, consumed, of_service
 from callforest_mesh.gateway.rows import Rows
 
@@ -107,7 +114,8 @@ class Repeats:
             _LOG.warning("call %s/%s stays pending: %s", life.capture_key, life.call_id, error)
             return
         if staged is None:
-            await self._rows.fail(life, REQUEST_FINISHED, detail=detail)
+            cause = CANCELLED if detail == WENT_AWAY else ""
+            await self._rows.fail(life, REQUEST_FINISHED, worker_reason=cause, detail=detail)
             return
         served = await self._captures.read(life, staged.served_response)
         await self._captures.settle(life, generated_of(staged), served, None)

@@ -88,5 +88,6 @@ async def test_a_call_is_left_to_a_repeat_when_its_last_waiter_left(comes_back: 
         assert played.failures == []
         return
     await until(lambda: bool(played.failures))
-    assert [one.detail for one in played.failures] == ["the harness went away"]
+    told = [(one.worker_reason, one.detail) for one in played.failures]
+    assert told == [("cancelled", "the harness went away")]
     assert played.order[-2:] == ["fetch", "failure"]

@@ -232,8 +232,9 @@ class CallFailure(_message.Message):
     reason: _builtins.str
     """reason is one of the reasons of docs/protocol.md, section "Failure reasons"."""
     worker_reason: _builtins.str
-    """worker_reason is the worker's own reason, when it served without capture: one of section "Failure
-    reasons". It is not part of the failure's identity.
+    """worker_reason is the cause beside the reason, where there is one: the worker's own reason when it
+    served without capture, or `cancelled`; section "Failure reasons" lists them. It is not part of
+    the failure's identity.
     """
     detail: _builtins.str
     """detail tells a person more. It is not part of the failure's identity."""

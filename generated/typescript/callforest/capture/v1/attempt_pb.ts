@@ -241,8 +241,9 @@ export type CallFailure = Message<"callforest.capture.v1.CallFailure"> & {
   reason: string;
 
   /**
-   * worker_reason is the worker's own reason, when it served without capture: one of section "Failure
-   * reasons". It is not part of the failure's identity.
+   * worker_reason is the cause beside the reason, where there is one: the worker's own reason when it
+   * served without capture, or `cancelled`; section "Failure reasons" lists them. It is not part of
+   * the failure's identity.
    *
    * @generated from field: string worker_reason = 5;
    */
