@@ -114,6 +114,9 @@ def build(
     Raises:
         ConfigurationError: the section is wrong.
     """
+    limits = server_options(configuration).limits
+    telemetry.metrics.limit("concurrent_calls", limits.calls)
+    telemetry.metrics.limit("concurrent_waits", limits.waits)
     if name == "worker":
         return _build_worker(configuration, drain, clients, engine, telemetry)
     return _BUILDERS[name](configuration, drain, clients, telemetry)

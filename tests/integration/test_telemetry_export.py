@@ -51,6 +51,13 @@ async def test_metrics_count_calls_under_bounded_labels(tmp_path: Path) -> None:
         assert measured("staging", "callforest.staging.bytes")[()] > 0
         assert measured("ledger", "callforest.store.commits")[()] >= 12
         assert measured("ledger", "callforest.store.queue_depth") == {(): 0}
+        edge = {"calls_in_work", "measured_calls", "waiters_of_a_call", "unanswered_items"}
+        server = {"concurrent_calls", "concurrent_waits"}
+        limits = measured("gateway", "callforest.limit")
+        assert {name for (name,) in limits} == edge | server
+        assert all(value >= 1 for value in limits.values())
+        stored = {"store_queue", "store_readers", "store_read_s", "store_snapshot_s"}
+        assert {name for (name,) in measured("finalizer", "callforest.limit")} == stored | server
         assert measured("finalizer", "callforest.finalizer.rollouts") == {
             ("terminal_not_attributed",): 1,
             ("none",): 1,

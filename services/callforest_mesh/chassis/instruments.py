@@ -167,6 +167,11 @@ class Metrics:
         """Have a value read at every export."""
         self._gauges[_key(description)] = Gauge(description, read, kind)
 
+    def limit(self, name: str, value: float) -> None:
+        """Export a bound of the service, under the word by which OVERLOADED names it."""
+        text = "What a bound of the service is set to."
+        self.gauge(Description("callforest.limit", "1", text, {"limit": name}), lambda: value)
+
 
 class SilentMetrics(Metrics):
     """Instruments that keep nothing."""

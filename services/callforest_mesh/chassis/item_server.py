@@ -112,6 +112,7 @@ class ItemServer(Generic[PayloadT, ResultT]):
         self._spec = spec
         self._handler = handler
         if telemetry is not SILENT:
+            telemetry.metrics.limit("unanswered_items", UNANSWERED_MAX)
             self._handler = ItemObserver(
                 handler, service=service, rpc=spec.name, telemetry=telemetry, describe=describe
             )

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from callforest_mesh.chassis.instruments import Description
+from callforest_mesh.chassis.lmdb_environment import READERS_MAX
+from callforest_mesh.chassis.lmdb_store import QUEUE_LIMIT
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.telemetry import Metrics
+from callforest_mesh.chassis.transaction import READ_S
 
 
 def measure_store(metrics: Metrics, statistics: Callable[[], StoreStatistics | None]) -> None:
@@ -36,6 +39,10 @@ def measure_store(metrics: Metrics, statistics: Callable[[], StoreStatistics | N
         ("oldest_reader_s", "s", "How long the oldest snapshot is read that keeps pages."),
         ("disk_free_bytes", "By", "What the store's file system has left."),
     )
+    metrics.limit("store_queue", QUEUE_LIMIT)
+    metrics.limit("store_readers", READERS_MAX)
+    for name in ("store_read_s", "store_snapshot_s"):
+        metrics.limit(name, READ_S)
     for name, unit, text in totals:
         metrics.gauge(Description(f"callforest.store.{name}", unit, text), value(name), "total")
     for name, unit, text in levels:

@@ -26,6 +26,7 @@ from callforest_mesh.gateway.engine_configuration import EngineConfiguration
 from callforest_mesh.gateway.forest_reading import ForestReader
 from callforest_mesh.gateway.histories import Histories
 from callforest_mesh.gateway.http_server import EdgeRunner
+from callforest_mesh.gateway.lives import WAITERS_MAX
 from callforest_mesh.gateway.measuring import Measuring
 from callforest_mesh.gateway.options import GatewayOptions
 from callforest_mesh.gateway.reading import ChainReader, RequestReader
@@ -65,6 +66,12 @@ class GatewayService:
         now_ns: Callable[[], int] = time.time_ns,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
+        for name, value in (
+            ("calls_in_work", options.calls_max),
+            ("measured_calls", options.measures_max),
+            ("waiters_of_a_call", WAITERS_MAX),
+        ):
+            telemetry.metrics.limit(name, value)
         self._options = options
         ledger = ledger.for_tenant(options.tenant)
         worker = worker.for_tenant(options.tenant)

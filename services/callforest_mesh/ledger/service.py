@@ -84,6 +84,7 @@ class LedgerService:
         on_fatal: Callable[[Exception], None] = exit_process,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
+        telemetry.metrics.limit("settlement_waits", options.waits_max)
         self._options = options
         self._drain = drain
         self._on_fatal = on_fatal

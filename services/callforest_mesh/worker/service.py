@@ -43,6 +43,7 @@ class WorkerService:
         *,
         telemetry: ServiceTelemetry = SILENT,
     ) -> None:
+        telemetry.metrics.limit("running_calls", options.running_max)
         self._engine = engine
         self._calls = Calls(engine, staging, options, telemetry)
         self._weights = Weights(engine, options.state_path, options.name)
