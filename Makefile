@@ -79,7 +79,7 @@ kill: install ## Kill services under load (DEPTH=n for more kills)
 	@$(BIN)/pytest -q -s tests/robustness/test_kill.py
 
 .PHONY: chaos
-chaos: install ## Kill services at every failpoint under load (DEPTH=5 for over 500 kills; SEED=n)
+chaos: install ## Kill services at every failpoint, over 500 times (DEPTH=5; SEED=n)
 	@$(BIN)/python -m tests.robustness.chaos
 
 .PHONY: powercut

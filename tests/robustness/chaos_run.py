@@ -172,6 +172,7 @@ class ChaosRun:
             "failpoints": len(self.wanted),
             "recovery_s_max": round(max((one.recovery_s for one in proven), default=0.0), 2),
             "rollouts": len(receipts),
+            "masked_rollouts": sum(one.masked for one in receipts),
             "masked": dict(Counter(one.mask_reason for one in receipts if one.masked)),
             "attempts": len(self.load.attempts),
             "served": len(self.load.history.served),
