@@ -1,157 +1,171 @@
 """A disk that takes two seconds for a sync now and then: only what must wait for it waits."""
 
-import asyncio
-import json
 import os
-import statistics
-import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from callforest.capture.v1 import staged_call_pb2
-from callforest.error.v1 import error_reason_pb2 as er
+from callforest.capture.v1 import group_batch_pb2
 from callforest_client.channel import connect
-from callforest_client.errors import RefusedError
+from callforest_client.finalizer import FinalizerClient
+from callforest_client.ledger import LedgerClient
 from callforest_client.staging import StagingClient
-from tests.robustness.gauge import Work, read_gauge
-from tests.robustness.killer import until
-from tests.robustness.slow_staging import QUEUE_LIMIT, STALL_S
+from tests.integration.finalizer_mesh import TENANT, FinalizerMesh, publish_chain_group
+from tests.robustness.slow_disk import WAIT_S, WRITERS, Load, Write, slow_service
+from tests.unit.ledger.calls import intent, probe, record, said, user
 from tests.unit.staging.calls import Chain
 
-DEPTH = int(os.environ.get("DEPTH", "1"))
-STALLS = 3 * DEPTH
-WRITERS = 3 * QUEUE_LIMIT
-WAIT_S = 60.0
-READ_EVERY_S = 0.02
-
-
-@dataclass
-class Load:
-    """What the callers saw.
-
-    Attributes:
-        acks: calls that were acknowledged.
-        early: acknowledgements of calls that came within a stall, before that stall was over.
-        waited: calls that came within a stall, so that the rule above was tried.
-        refused: how often callers were pushed back.
-        reads: latencies of reads in seconds: (whether within a stall, latency).
-    """
-
-    folder: Path
-    acks: int = 0
-    early: int = 0
-    waited: int = 0
-    refused: int = 0
-    reads: list[tuple[bool, float]] = field(default_factory=list)
-
-    def stalls_told(self) -> bool:
-        """Say whether enough stalls are over, and showed what they are for."""
-        work = self.now()
-        enough = work.in_flight == 0 and work.finished >= STALLS
-        return enough and self.waited > 0 and self.refused > 0
-
-    def now(self) -> Work:
-        """Say whether the disk stalls, and how often it has."""
-        return read_gauge(self.folder, "staging", 0)
-
-    def latencies(self, *, stalled: bool) -> list[float]:
-        return [latency for within, latency in self.reads if within == stalled]
+pytestmark = pytest.mark.timeout(300 * int(os.environ.get("DEPTH", "1")))
+STALLS = 3 * int(os.environ.get("DEPTH", "1"))
+BUSY = [f"r{number}" for number in range(8)]
 
 
 @pytest.fixture
-async def folder() -> AsyncIterator[Path]:
-    """Run the slow process in a directory whose path is short enough for a socket."""
+def folder() -> Iterator[Path]:
+    """Give a directory whose path is short enough for a socket."""
     with tempfile.TemporaryDirectory() as path:
-        folder = Path(path)
-        words = [str(folder / "store"), f"unix:{folder}/s.sock", str(folder / "staging.0")]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.robustness.slow_staging", *words
-        )
-        yield folder
-        process.terminate()
-        assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
+        yield Path(path)
 
 
-async def write(load: Load, client: StagingClient, name: str, over: asyncio.Event) -> None:
+async def staged(client: StagingClient, name: str) -> AsyncIterator[Write]:
     chain = Chain(name)
-    while not over.is_set():
-        call = chain.add()
-        before = load.now()
-        while (pushed_back := await stage(client, call)) is not None:
-            load.refused += 1
-            await asyncio.sleep(pushed_back / 1000)
-        load.acks += 1
-        if before.in_flight:
-            load.waited += 1
-            load.early += load.now() == before
+    while True:
+        yield partial(client.stage, chain.add(), timeout_s=WAIT_S)
 
 
-async def stage(client: StagingClient, call: staged_call_pb2.StagedCall) -> int | None:
-    """Stage a call; give the delay in milliseconds if it was pushed back."""
-    try:
-        await client.stage(call, timeout_s=WAIT_S)
-    except RefusedError as error:
-        if error.reason != er.ERROR_REASON_OVERLOADED:
-            raise
-        limit = (error.metadata["limit"], error.metadata["limit_value"])
-        if limit != ("store_queue", str(QUEUE_LIMIT)):
-            raise
-        return error.retry_after_ms
-    return None
-
-
-async def read(load: Load, client: StagingClient, channel, over: asyncio.Event) -> None:
-    health = health_pb2_grpc.HealthStub(channel)
-    request = health_pb2.HealthCheckRequest(service="staging")
-    while not over.is_set():
-        stalled, began = load.now().in_flight > 0, time.monotonic()
-        (found,) = await client.fetch("first", ["call-00000"])
-        assert found.call_id == "call-00000"
-        status = (await health.Check(request, timeout=WAIT_S)).status
-        assert status == health_pb2.HealthCheckResponse.SERVING
-        load.reads.append((stalled, time.monotonic() - began))
-        await asyncio.sleep(READ_EVERY_S)
-
-
-@pytest.mark.timeout(300 * DEPTH)
 @pytest.mark.requirement("CAP-6")
 async def test_a_slow_sync_holds_up_only_what_must_wait_for_it(folder: Path) -> None:
     """P1, P8: reads and health go on, writers are pushed back, nobody is told too early."""
-    load, over = Load(folder), asyncio.Event()
-    async with connect(f"unix:{folder}/s.sock") as channel:
+    async with (
+        slow_service(folder, "staging", "default"),
+        connect(f"unix:{folder}/staging.sock") as channel,
+    ):
         client = StagingClient(channel, timeout_s=WAIT_S)
         await client.stage(Chain("first").add())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(read(load, client, channel, over))
-            for number in range(WRITERS):
-                tasks.create_task(write(load, client, f"writer-{number}", over))
-            # Stalls go on until some acknowledgement could have come too early, and some push-back.
-            await until(
-                lambda: load.stalls_told() or None, WAIT_S * DEPTH, "the stalls told something"
-            )
-            over.set()
+
+        async def fetch() -> None:
+            (found,) = await client.fetch("first", ["call-00000"])
+            assert found.call_id == "call-00000"
+
+        writers = [staged(client, f"writer-{number}") for number in range(WRITERS)]
+        await Load(folder, "staging", STALLS).run(channel, writers, {"fetch": fetch})
         await client.close()
-    stalled, idle = load.latencies(stalled=True), load.latencies(stalled=False)
-    figures = {
-        "stalls": STALLS,
-        "acks": load.acks,
-        "acks_before_durable": load.early,
-        "acks_tried": load.waited,
-        "pushed_back": load.refused,
-        "reads_in_stalls": len(stalled),
-        "read_ms_p50_idle": round(1000 * statistics.median(idle), 1),
-        "read_ms_p50_stalled": round(1000 * statistics.median(stalled), 1),
-        "read_ms_max_stalled": round(1000 * max(stalled), 1),
-    }
-    print("RESULT " + json.dumps(figures))
-    assert load.early == 0
-    assert load.waited > 0
-    assert load.refused > 0
-    assert len(stalled) >= 10 * STALLS, "reads went on while the disk stalled"
-    assert max(stalled) < STALL_S / 2, "no read waited for the disk"
+
+
+async def played(client: LedgerClient, key: str, writer: int) -> AsyncIterator[Write]:
+    """Announce calls of an attempt and commit them."""
+    number = 0
+    while True:
+        number += 1
+        name = f"c{writer}-{number}"
+        items = [user(f"ask {name}")]
+        admitted = intent(name, items, key=key)
+        yield partial(client.record_intent, admitted, timeout_s=WAIT_S)
+        row = record(name, items, f"answer {name}", key=key)
+        yield partial(client.record, row, timeout_s=WAIT_S)
+
+
+@pytest.mark.requirement("LED-1", "LED-2", "API-6")
+async def test_reads_of_the_ledger_wait_for_no_sync(folder: Path) -> None:
+    """P1, P8, row 13: also of attempts whose calls wait in the commit that stalls."""
+    async with (
+        slow_service(folder, "ledger", "default"),
+        connect(f"unix:{folder}/ledger.sock") as channel,
+    ):
+        client = LedgerClient(channel, timeout_s=WAIT_S)
+        for key in (*BUSY, "quiet"):
+            await client.open_attempt(key, request_id=str(uuid.uuid4()))
+            await client.record_intent(intent("first", key=key))
+            await client.record(record("first", key=key))
+
+        async def rows() -> None:
+            assert await client.has_rows("r0")
+            assert await client.has_rows("quiet")
+
+        async def call() -> None:
+            assert (await client.get_call("r0", "first")).HasField("record")
+
+        async def predecessor() -> None:
+            verdict = await client.find_predecessor(
+                "r0", probe([user("one"), said("A"), user("2")])
+            )
+            assert verdict.continuation.parent_call_id == "first"
+
+        async def settled() -> None:
+            assert (await client.await_settled("r0", wait_s=0)).record_count
+            assert not (await client.await_settled("quiet", wait_s=WAIT_S)).pending_call_ids
+
+        async def manifest() -> None:
+            found = await client.manifest("r0")
+            assert len(found.records) == found.attempt.record_count >= 1
+
+        writers = [played(client, BUSY[number % len(BUSY)], number) for number in range(WRITERS)]
+        reads = {
+            "has_rows": rows,
+            "get_call": call,
+            "find_predecessor": predecessor,
+            "await_settled": settled,
+            "manifest": manifest,
+        }
+        await Load(folder, "ledger", STALLS).run(channel, writers, reads)
+        await client.close()
+
+
+class SlowFinalizerMesh(FinalizerMesh):
+    """A mesh whose Finalizer is a process with a slow disk."""
+
+    async def begin(self, name: str) -> None:
+        if name != "finalizer":
+            await super().begin(name)
+            return
+        self.channels[name] = connect(f"unix:{self.folder}/{name}.sock")
+
+
+async def abandoned(client: FinalizerClient, name: str) -> AsyncIterator[Write]:
+    """Publish dropped groups: a row log grows by any."""
+    number = 0
+    while True:
+        number += 1
+        yield partial(client.finalize_group, f"{name}-{number}", 1, abandon_reason="none came")
+
+
+@pytest.mark.requirement("FIN-3", "API-3", "API-6")
+async def test_reads_of_the_finalizer_and_its_delivery_wait_for_no_sync(folder: Path) -> None:
+    """P1, P8, row 13: a subscription gets what is published already."""
+    mesh = SlowFinalizerMesh(folder)
+    async with slow_service(folder, "finalizer", TENANT):
+        await mesh.start()
+        client = mesh.finalizer
+        await publish_chain_group(mesh, "first", rollouts=1)
+        await client.finalize_group("second", 1, abandon_reason="none came")
+        rows = client.subscribe("trainer")
+        batches = aiter(rows)
+        await rows.credit(1)
+        first = await anext(batches)
+        assert (first.group_id, first.cursor) == ("first", 1)
+        taken = [first.cursor]
+
+        async def receipt() -> None:
+            assert not (await client.receipt("first-r0")).masked
+
+        async def group() -> None:
+            assert (await client.group("first")) == first
+
+        async def log() -> None:
+            assert (await client.row_log()).head_cursor >= taken[-1]
+
+        async def delivery() -> None:
+            await rows.credit(1)
+            batch: group_batch_pb2.GroupBatch = await anext(batches)
+            assert batch.cursor == taken[-1] + 1
+            taken.append(batch.cursor)
+
+        writers = [abandoned(client, f"writer-{number}") for number in range(WRITERS)]
+        reads = {"receipt": receipt, "group": group, "row_log": log, "delivery": delivery}
+        await Load(folder, "finalizer", STALLS).run(mesh.channels["finalizer"], writers, reads)
+        await rows.close()
+        await mesh.stop()

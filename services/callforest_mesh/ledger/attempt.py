@@ -131,7 +131,20 @@ class AttemptView:
         Raises:
             LogError: the events are no attempt's log.
         """
-        view: AttemptView | None = None
+        view = cls.continued(None, events)
+        if view is not None:
+            view.require_whole()
+        return view
+
+    @classmethod
+    def continued(
+        cls, view: AttemptView | None, events: Iterable[ledger_event_pb2.LedgerEvent]
+    ) -> AttemptView | None:
+        """Fold the next events of a log into the view of those before; None while there are none.
+
+        Raises:
+            LogError: they cannot follow; the view must be thrown away.
+        """
         for event in events:
             record = record_of(event)
             # Read past what it keeps beyond a summary, it would look like one of ours.
@@ -144,9 +157,16 @@ class AttemptView:
                 view = cls(event.attempt_opened)
             else:
                 raise LogError(1, "the log does not begin with its attempt")
-        if view is not None and view.revision < 1 + view.opened.restored_count:
-            raise LogError(view.revision + 1, "restored calls are missing")
         return view
+
+    def require_whole(self) -> None:
+        """Refuse to be the view of a whole log that lacks restored calls.
+
+        Raises:
+            LogError: it lacks some.
+        """
+        if self.revision < 1 + self.opened.restored_count:
+            raise LogError(self.revision + 1, "restored calls are missing")
 
     def apply(self, event: ledger_event_pb2.LedgerEvent) -> None:
         """Add the next event of the log.

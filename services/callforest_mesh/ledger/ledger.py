@@ -1,7 +1,7 @@
 """The ledger: decisions applied in durable transactions, and reads of what is durable.
 
-Views live on the store's writer thread and may be ahead of the disk. What is read from one is
-therefore answered like a write: when the commit that it was read in is durable.
+Views live on the store's writer thread and may be ahead of the disk: decisions need that. What only
+reads is answered from views that are not (see `durable_views`), and waits for no commit.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.ledger import commits, core, refusals, restore_refusals, restoring
 from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
 from callforest_mesh.ledger.core import Decision
+from callforest_mesh.ledger.durable_views import Change, DurableViews
 from callforest_mesh.ledger.manifest_pages import page_reader
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import LedgerStore, LogReader, LogWriter
@@ -38,7 +39,7 @@ class _Session:
 
     log: LogWriter
     views: AttemptViews
-    changed: dict[AttemptKey, AttemptSummary] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
 
     def view(self, attempt: AttemptKey) -> AttemptView | None:
         return self.views.load(self.log, attempt)
@@ -49,25 +50,20 @@ class _Session:
         """Append what was decided of a view, first to the log and then to the view."""
         if not decision.events:
             return decision
-        self.log.append(attempt, 0 if view is None else view.revision, decision.events)
+        revision = 0 if view is None else view.revision
+        self.log.append(attempt, revision, decision.events)
         events = iter(decision.events)
         if view is None:
             view = AttemptView(next(events).attempt_opened)
             self.views.keep(attempt, view)
         for event in events:
             view.apply(event)
-        self.changed[attempt] = view.summary()
+        self.changes.append(Change(attempt, revision, decision.events, view.summary()))
         return decision
 
     def show(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
-        """Give an attempt as its readers see it.
-
-        Raises:
-            Refusal: ATTEMPT_NOT_FOUND.
-        """
-        view = core.require(self.view(attempt), attempt.capture_key)
-        latest = self.log.latest_attempt(attempt.tenant, view.opened.rollout_id)
-        return view.attempt(superseded=latest != view.opened.attempt_number)
+        """Give an attempt as its readers see it; raises Refusal: ATTEMPT_NOT_FOUND."""
+        return _show(self.log, self.view(attempt), attempt)
 
 
 class Ledger:
@@ -76,7 +72,7 @@ class Ledger:
     Args:
         store: where the logs are.
         watch: is told what became durable.
-        cached_calls_max: most calls whose views are kept in memory.
+        cached_calls_max: most calls whose views are kept in memory, for the writer and for reads.
     """
 
     def __init__(
@@ -85,6 +81,7 @@ class Ledger:
         self._store = store
         self._watch = watch
         self._views = AttemptViews(cached_calls_max)
+        self._durable = DurableViews(store, cached_calls_max)
         self._writes: set[asyncio.Future[object]] = set()
 
     async def open_attempt(
@@ -176,19 +173,18 @@ class Ledger:
     async def find_predecessor(
         self, request: ledger_service_pb2.FindPredecessorRequest
     ) -> capture_admission_pb2.Verdict:
-        """Give the verdict that record_intent would give now."""
+        """Give the verdict that record_intent would give on what is durable now."""
         attempt = AttemptKey(request.tenant, request.capture_key)
-        return await self._run(
-            lambda session: core.find_predecessor(session.view(attempt), request), _unchanged
+        return await self._durable.read(
+            attempt, lambda _, view: core.find_predecessor(view, request)
         )
 
     async def get_call(
         self, attempt: AttemptKey, call_id: str
     ) -> ledger_service_pb2.GetCallResponse:
         """Give all that the log says of a call."""
-        return await self._run(
-            lambda session: core.get_call(session.view(attempt), attempt.capture_key, call_id),
-            _unchanged,
+        return await self._durable.read(
+            attempt, lambda _, view: core.get_call(view, attempt.capture_key, call_id)
         )
 
     def commit_record(
@@ -244,12 +240,9 @@ class Ledger:
 
     async def has_rows(self, attempt: AttemptKey) -> bool:
         """Say whether a call of the attempt committed or failed (LED-2)."""
-
-        def run(session: _Session) -> bool:
-            view = session.view(attempt)
-            return view is not None and view.chain.has_rows()
-
-        return await self._run(run, _unchanged)
+        return await self._durable.read(
+            attempt, lambda _, view: view is not None and view.chain.has_rows()
+        )
 
     async def await_settled(self, attempt: AttemptKey, *, wait_s: float) -> attempt_pb2.Attempt:
         """Give the attempt when no call is pending or it is sealed, or when `wait_s` is over.
@@ -258,9 +251,8 @@ class Ledger:
         """
 
         async def look() -> AttemptSummary:
-            return await self._run(
-                lambda session: core.require(session.view(attempt), attempt.capture_key).summary(),
-                _unchanged,
+            return await self._durable.read(
+                attempt, lambda _, view: core.require(view, attempt.capture_key).summary()
             )
 
         loop = asyncio.get_running_loop()
@@ -268,7 +260,7 @@ class Ledger:
         while True:
             left_s = max(0.0, deadline - loop.time())
             was_final = await self._watch.wait(attempt, look, wait_s=left_s)
-            shown = await self._run(lambda session: session.show(attempt), _unchanged)
+            shown = await self._shown(attempt)
             # An open attempt may have got another call since.
             if not was_final or not shown.pending_call_ids or shown.state == SEALED:
                 return shown
@@ -281,7 +273,7 @@ class Ledger:
         Each page is a snapshot of its own: the log only grows, and rows behind the shown revision
         are left out, so the pages fit each other and a slow reader pins nothing.
         """
-        shown = await self._run(lambda session: session.show(attempt), _unchanged)
+        shown = await self._shown(attempt)
         yield shown
         revision = 0
         while revision < shown.revision:
@@ -293,6 +285,10 @@ class Ledger:
         """Wait for the writes that were begun."""
         if self._writes:
             await asyncio.wait(self._writes)
+
+    async def _shown(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
+        """Give an attempt as it is durable now; raises Refusal: ATTEMPT_NOT_FOUND."""
+        return await self._durable.read(attempt, lambda log, view: _show(log, view, attempt))
 
     async def _change(
         self, attempt: AttemptKey, decide: Callable[[AttemptView | None, str], Decision[None]]
@@ -326,15 +322,16 @@ class Ledger:
     ) -> asyncio.Future[AnswerT]:
         """Run a function in a transaction; a caller that goes away does not undo it."""
 
-        def run(log: LogWriter) -> tuple[T, dict[AttemptKey, AttemptSummary]]:
+        def run(log: LogWriter) -> tuple[T, list[Change]]:
             session = _Session(log, self._views)
-            return fn(session), session.changed
+            return fn(session), session.changes
 
-        def written(outcome: tuple[T, dict[AttemptKey, AttemptSummary]]) -> AnswerT:
-            result, changed = outcome
+        def written(outcome: tuple[T, list[Change]]) -> AnswerT:
+            result, changes = outcome
             failpoint("ledger.after_durable")
-            for attempt, summary in changed.items():
-                self._watch.publish(attempt, summary)
+            for change in changes:
+                self._durable.advance(change)
+                self._watch.publish(change.attempt, change.summary)
             return answer_of(result)
 
         future = self._store.submit(run, written, reserve=reserve)
@@ -346,6 +343,13 @@ class Ledger:
         self._writes.discard(cast("asyncio.Future[object]", future))
         if not future.cancelled():
             future.exception()  # its caller may be gone; then nobody else looks at it
+
+
+def _show(log: LogReader, view: AttemptView | None, attempt: AttemptKey) -> attempt_pb2.Attempt:
+    """Give an attempt as its readers see it; raises Refusal: ATTEMPT_NOT_FOUND."""
+    known = core.require(view, attempt.capture_key)
+    latest = log.latest_attempt(attempt.tenant, known.opened.rollout_id)
+    return known.attempt(superseded=latest != known.opened.attempt_number)
 
 
 def _unchanged(result: T) -> T:

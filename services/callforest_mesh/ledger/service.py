@@ -44,8 +44,9 @@ class LedgerOptions:
             calls and seals still have a tenth of the map.
         disk_reserve_bytes: free bytes of the file system below which new attempts and calls
             are refused.
-        cached_calls_max: most calls whose views are kept in memory, about 2 KiB each; a colder
-            attempt is read again from its log when it is next used.
+        cached_calls_max: most calls whose views are kept in memory, about 4 KiB each, since the
+            writer and the reads have views of their own; a colder attempt is read again from its
+            log when it is next used.
         waits_max: most callers of AwaitSettled at once.
     """
 

@@ -1,8 +1,8 @@
 """The views of the attempts in use, kept beside their logs.
 
 A cache may forget and may be wrong about the end of a log (a commit that was aborted took its
-events back), so each use compares revisions and folds the log anew where they differ. It belongs
-to the store's writer thread alone.
+events back), so each use compares revisions and folds the log anew where they differ. Each belongs
+to one thread: the writer has one, and the event loop another (see `durable_views`).
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ class AttemptViews:
         view = self._views.get(attempt)
         if view is None or view.revision != revision:
             self.forget(attempt)
-            view = _fold(log, attempt)
+            view = fold(log, attempt)
             if view is None:
                 return None
-            self._views[attempt] = view
-        self._views.move_to_end(attempt)
-        self._weigh(attempt, view)
+        self.keep(attempt, view)
         return view
 
+    def find(self, attempt: AttemptKey) -> AttemptView | None:
+        """Give the view that is kept of an attempt, wherever in its log that is."""
+        return self._views.get(attempt)
+
     def keep(self, attempt: AttemptKey, view: AttemptView) -> None:
-        """Take the view of an attempt that was just opened."""
-        self.forget(attempt)
+        """Take a view in place of the attempt's kept one: it is the one that was used last."""
         self._views[attempt] = view
+        self._views.move_to_end(attempt)
         self._weigh(attempt, view)
 
     def forget(self, attempt: AttemptKey) -> None:
@@ -75,9 +77,30 @@ class AttemptViews:
             self.forget(next(iter(self._views)))
 
 
-def _fold(log: LogReader, attempt: AttemptKey) -> AttemptView | None:
+def fold(
+    log: LogReader,
+    attempt: AttemptKey,
+    view: AttemptView | None = None,
+    *,
+    limit: int | None = None,
+) -> AttemptView | None:
+    """Continue a view with what the log has behind it; None when the attempt was never opened.
+
+    Args:
+        log: what is folded.
+        attempt: whose log.
+        view: of its first events; None to begin. It must be thrown away when this raises.
+        limit: most events to take.
+
+    Raises:
+        Refusal: STORE_CORRUPT when the events are not the attempt's log.
+    """
+    after = 0 if view is None else view.revision
+    events = (event for _, event in log.read(attempt, after=after, limit=limit))
     try:
-        view = AttemptView.replay(event for _, event in log.read(attempt))
+        view = AttemptView.continued(view, events)
+        if view is not None and view.revision >= log.revision(attempt):
+            view.require_whole()
     except UnknownLogError as error:
         raise refusals.log_unknown(attempt.capture_key, str(error)) from error
     except (LogError, DecodeError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,69 +22,19 @@ from tests.unit.ledger.calls import (
     KEY,
     SECOND,
     TENANT,
-    asking,
     failure,
     intent,
     record,
     said,
     user,
 )
-
-ATTEMPT = AttemptKey(TENANT, KEY)
-REQUESTS = [f"3f2b8a52-0a3a-4b5e-9a58-0d9f8d2f7b{number:02}" for number in range(10, 20)]
-
-
-@dataclass
-class Bench:
-    """A ledger whose store can be held before a commit."""
-
-    ledger: Ledger
-    watch: SettlementWatch
-    lmdb: HeldStore
-    store: LmdbLedgerStore
-
-    async def open(self, request: int = 0, rollout: str = KEY) -> attempt_pb2.Attempt:
-        return await self.ledger.open_attempt(TENANT, rollout, REQUESTS[request])
-
-    def hold(self) -> None:
-        self.lmdb.reached.clear()
-        self.lmdb.gate.clear()
-
-    def release(self) -> None:
-        self.lmdb.gate.set()
-
-    def durable_revision(self, attempt: AttemptKey = ATTEMPT) -> int:
-        return self.store.read(lambda log: log.revision(attempt))
-
-    async def rows(self, attempt: AttemptKey = ATTEMPT) -> list[str]:
-        found = []
-        async for part in self.ledger.manifest(attempt):
-            if not isinstance(part, attempt_pb2.Attempt):
-                found += [one.record.coords.call_id or one.failure.call_id for one in part]
-        return found
+from tests.unit.ledger.held_ledger import ATTEMPT, REQUESTS, Bench, opened_bench
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    def fatal(error: Exception) -> None:
-        raise AssertionError(error)
-
-    lmdb = HeldStore(
-        tmp_path / "ledger",
-        map_size_bytes=64 << 20,
-        databases=DATABASES,
-        quota_bytes=32 << 20,
-        on_fatal=fatal,
-        name="ledger",
-    )
-    store = LmdbLedgerStore(lambda: lmdb)
-    store.open()
-    watch = SettlementWatch("ledger", waits_max=4)
-    made = Bench(Ledger(store, watch, cached_calls_max=1000), watch, lmdb, store)
-    yield made
-    made.release()
-    await store.close()
-    await made.ledger.stop()
+    async with opened_bench(tmp_path) as made:
+        yield made
 
 
 async def waiting(bench: Bench) -> asyncio.Task[attempt_pb2.Attempt]:
@@ -94,32 +43,9 @@ async def waiting(bench: Bench) -> asyncio.Task[attempt_pb2.Attempt]:
     task = asyncio.ensure_future(bench.ledger.await_settled(ATTEMPT, wait_s=60.0))
     await asyncio.sleep(0)
     assert bench.watch.wait_count == before + 1
-    await bench.ledger.has_rows(ATTEMPT)  # answered behind the wait's own look
+    await bench.ledger.has_rows(ATTEMPT)
     assert not task.done()
     return task
-
-
-@pytest.mark.requirement("LED-1", "LED-2")
-async def test_no_reader_sees_what_is_not_durable(bench: Bench) -> None:
-    await bench.open()
-    await bench.ledger.record_intent(TENANT, intent("a"))
-    bench.hold()
-    commit = asyncio.ensure_future(bench.ledger.commit_record(TENANT, record("a")))
-    await reach(bench.lmdb)
-    readers = [
-        asyncio.ensure_future(bench.ledger.has_rows(ATTEMPT)),
-        asyncio.ensure_future(bench.ledger.find_predecessor(asking(SECOND))),
-        asyncio.ensure_future(bench.rows()),
-    ]
-    done, _ = await asyncio.wait([commit, *readers], timeout=0.05)
-    assert not done
-    assert bench.durable_revision() == 2
-    bench.release()
-    assert (await commit).revision == 3
-    rows, verdict, listed = await asyncio.gather(*readers)
-    assert rows
-    assert verdict.continuation.parent_call_id == "a"
-    assert listed == ["a"]
 
 
 async def test_an_aborted_commit_leaves_no_trace_in_the_view(bench: Bench) -> None:
@@ -252,11 +178,13 @@ async def test_an_open_attempt_that_gets_another_call_is_waited_for(bench: Bench
     await bench.ledger.record_intent(TENANT, intent("a"))
     wait = await waiting(bench)
     bench.hold()
+    first = asyncio.ensure_future(bench.lmdb.write(lambda txn: txn.get("rollouts", b"x")))
+    await reach(bench.lmdb)
     commit = asyncio.ensure_future(bench.ledger.commit_record(TENANT, record("a")))
     admit = asyncio.ensure_future(bench.ledger.record_intent(TENANT, intent("b", SECOND)))
     await asyncio.sleep(0)
     bench.release()
-    await asyncio.gather(commit, admit)
+    await asyncio.gather(first, commit, admit)
     await bench.ledger.has_rows(ATTEMPT)
     assert not wait.done()
     await bench.ledger.commit_failure(TENANT, failure("b"))

@@ -195,7 +195,7 @@ async def test_a_commit_beside_a_restore_is_restored_or_refused(bench: Bench) ->
         await bench.ledger.record_intent(TENANT, intent("a", key=rollout))
         bench.held.reached.clear()
         bench.held.gate.clear()
-        holding = asyncio.ensure_future(bench.ledger.has_rows(AttemptKey(TENANT, rollout)))
+        holding = asyncio.ensure_future(bench.held.write(lambda txn: txn.get("rollouts", b"x")))
         await reach(bench.held)
         commit = bench.ledger.commit_record(TENANT, record("a", key=rollout))
         restoring = [bench.restore("a", rollout=rollout, key=rollout, request=5)]

@@ -28,7 +28,7 @@ if _version_not_supported:
 
 class LedgerServiceStub:
     """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
-    what committed, what failed. Every write answers when a power cut cannot undo it.
+    what committed, what failed. Writes answer once no power cut can undo them; reads wait for no write.
     """
 
     def __init__(self, channel):
@@ -96,7 +96,7 @@ class LedgerServiceStub:
 
 class LedgerServiceServicer:
     """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
-    what committed, what failed. Every write answers when a power cut cannot undo it.
+    what committed, what failed. Writes answer once no power cut can undo them; reads wait for no write.
     """
 
     def OpenAttempt(self, request, context):
@@ -254,7 +254,7 @@ def add_LedgerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class LedgerService:
     """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
-    what committed, what failed. Every write answers when a power cut cannot undo it.
+    what committed, what failed. Writes answer once no power cut can undo them; reads wait for no write.
     """
 
     @staticmethod

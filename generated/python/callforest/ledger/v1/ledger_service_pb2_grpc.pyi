@@ -15,7 +15,7 @@ GRPC_VERSION: str
 
 class LedgerServiceStub:
     """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
-    what committed, what failed. Every write answers when a power cut cannot undo it.
+    what committed, what failed. Writes answer once no power cut can undo them; reads wait for no write.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -61,7 +61,7 @@ class LedgerServiceStub:
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
-    what committed, what failed. Every write answers when a power cut cannot undo it.
+    what committed, what failed. Writes answer once no power cut can undo them; reads wait for no write.
     """
 
     @_abc_1.abstractmethod

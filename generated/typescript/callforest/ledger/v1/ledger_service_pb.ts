@@ -891,7 +891,7 @@ export const CommitCallsResultSchema: GenMessage<CommitCallsResult> = /*@__PURE_
 
 /**
  * LedgerService is the durable, append-only, token-free record of attempts and calls: who continued whom,
- * what committed, what failed. Every write answers when a power cut cannot undo it.
+ * what committed, what failed. Writes answer once no power cut can undo them; reads wait for no write.
  *
  * @generated from service callforest.ledger.v1.LedgerService
  */
