@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from callforest.capture.v1 import frame_pb2, group_batch_pb2
+from callforest.capture.v1 import frame_pb2, group_batch_pb2, group_part_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_client.errors import UnavailableError
 from callforest_client.finalizer import CREDIT_MAX, WAITING_MAX, RowSubscription
 from callforest_client.frames import frames_of
+from callforest_client.group_assembly import GROUP_BYTES_MAX, GroupTooLargeError
 
 WAIT_S = 20
 Response = pb.SubscribeRowsResponse
@@ -84,6 +85,7 @@ async def test_the_start_comes_first_and_once(stub: FakeStub, rows: RowSubscript
     await rows.credit(2 * CREDIT_MAX + 1)
     await rows.credit(1)
     assert [one.WhichOneof("action") for one in stub.call.written] == ["start"] + ["credit"] * 4
+    assert stub.call.written[0].start.takes_parts
     granted = [one.credit.groups for one in stub.call.written[1:]]
     assert granted == [CREDIT_MAX, CREDIT_MAX, 1, 1]
 
@@ -124,6 +126,31 @@ def orphaned_chunk() -> list[Response]:
     return [Response(chunk=frame_pb2.FrameChunk(content=b"x"))]
 
 
+def begin_of_parts(cursor: int = 2, size_bytes: int = 1) -> Response:
+    return Response(
+        group_begin=group_part_pb2.GroupBegin(
+            cursor=cursor, group_id="g", part_count=2, size_bytes=size_bytes
+        )
+    )
+
+
+def cut_between_parts() -> list[Response | None]:
+    content = group_batch_pb2.GroupBatch(cursor=2, group_id="g")
+    part = group_part_pb2.GroupPart(number=0, content=content)
+    begin, chunk, end = frames_of(part.SerializeToString())
+    frames = [Response(begin=begin), Response(chunk=chunk), Response(end=end)]
+    return [begin_of_parts(), *frames, None]
+
+
+def missing_part() -> list[Response | None]:
+    end = Response(group_end=group_part_pb2.GroupEnd(sha256=bytes(32)))
+    return [*cut_between_parts()[:-1], end]
+
+
+def parts_beyond_credit() -> list[Response]:
+    return [group(2), group(3), begin_of_parts(4)]
+
+
 def more_than_credit() -> list[Response]:
     return [group(2), group(3), group(4)]
 
@@ -135,9 +162,12 @@ def more_than_credit() -> list[Response]:
         (garbled_group, [1]),
         (orphaned_chunk, [1]),
         (more_than_credit, [1, 2, 3]),
+        (cut_between_parts, [1]),
+        (missing_part, [1]),
+        (parts_beyond_credit, [1, 2, 3]),
         (lambda: [None], [1]),
     ],
-    ids=["broken", "garbled", "orphan", "credit", "end"],
+    ids=["broken", "garbled", "orphan", "credit", "cut", "missing", "parts", "end"],
 )
 async def test_whatever_ends_the_stream_comes_behind_the_groups_before_it(
     stub: FakeStub,
@@ -155,6 +185,22 @@ async def test_whatever_ends_the_stream_comes_behind_the_groups_before_it(
     for late in (rows.credit(1), rows.commit(1)):
         with pytest.raises(UnavailableError):
             await asyncio.wait_for(late, WAIT_S)
+
+
+async def test_a_group_that_is_too_large_ends_the_stream_for_good(
+    stub: FakeStub, rows: RowSubscription
+) -> None:
+    """As a refusal, so that nobody subscribes again and again."""
+    await rows.credit(2)
+    stub.call.say(group(1), begin_of_parts(size_bytes=GROUP_BYTES_MAX + 1))
+    cursors: list[int] = []
+    with pytest.raises(GroupTooLargeError) as caught:
+        await asyncio.wait_for(take_all(rows, cursors), WAIT_S)
+    assert cursors == [1]
+    assert (caught.value.metadata["group_id"], caught.value.metadata["cursor"]) == ("g", "2")
+    assert stub.call.cancelled
+    with pytest.raises(GroupTooLargeError):
+        await rows.commit(1)
 
 
 async def test_closing_wakes_everyone(stub: FakeStub, rows: RowSubscription) -> None:
