@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import grpc.aio
 import pytest
 
 from callforest.capture.v1 import frame_pb2, group_batch_pb2, group_part_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_client.errors import UnavailableError
-from callforest_client.finalizer import CREDIT_MAX, WAITING_MAX, RowSubscription
+from callforest_client.finalizer import CREDIT_MAX, WAITING_MAX, FinalizerClient, RowSubscription
 from callforest_client.frames import frames_of
 from callforest_client.group_assembly import GROUP_BYTES_MAX, GroupTooLargeError
 
@@ -217,3 +218,35 @@ async def test_closing_wakes_everyone(stub: FakeStub, rows: RowSubscription) -> 
 async def test_a_confirmation_that_does_not_come_in_time_is_unknown(rows: RowSubscription) -> None:
     with pytest.raises(UnavailableError, match="not confirmed"):
         await rows.commit(1, timeout_s=0.01)
+
+
+class OneGroup:
+    """A Finalizer whose answer to GetGroup is cut, or changed, in the middle."""
+
+    def __init__(self, *responses: Response) -> None:
+        self._parts = [as_read(one) for one in responses]
+
+    async def GetGroup(  # noqa: N802 - gRPC's name
+        self, request: pb.GetGroupRequest, **settings: float
+    ) -> AsyncIterator[pb.GetGroupResponse]:
+        assert request.takes_parts
+        assert settings["timeout"] > 0
+        for part in self._parts:
+            yield part
+
+
+def as_read(response: Response) -> pb.GetGroupResponse:
+    event = response.WhichOneof("event")
+    return pb.GetGroupResponse(**{event: getattr(response, event)})
+
+
+@pytest.mark.requirement("FIN-3", "FIN-4")
+@pytest.mark.parametrize(
+    "responses", [cut_between_parts()[:-1], missing_part(), broken_frames(), garbled_group(), []]
+)
+async def test_a_group_that_is_read_broken_is_not_given(responses: list[Response]) -> None:
+    async with grpc.aio.insecure_channel("unix:/nothing") as channel:
+        client = FinalizerClient(channel)
+        client._stub = OneGroup(*responses)
+        with pytest.raises(UnavailableError, match="group g"):
+            await client.group("g")
