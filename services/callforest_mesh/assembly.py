@@ -17,6 +17,7 @@ import grpc.aio
 from callforest_client.admission import AdmissionClient
 from callforest_client.channel import connect
 from callforest_client.finalizer import FinalizerClient
+from callforest_client.group_assembly import GROUP_BYTES_MAX
 from callforest_client.ledger import LedgerClient
 from callforest_client.staging import StagingClient
 from callforest_client.trainer import TrainerClient
@@ -78,9 +79,11 @@ class Clients:
         self._closers.push_async_callback(client.close)
         return client
 
-    def finalizer(self) -> FinalizerClient:
-        """Make a client of the Finalizer."""
-        return FinalizerClient(self._channel("finalizer"), tenant=self._tenant)
+    def finalizer(self, *, group_bytes_max: int = GROUP_BYTES_MAX) -> FinalizerClient:
+        """Make a client of the Finalizer, which puts groups up to a size together."""
+        return FinalizerClient(
+            self._channel("finalizer"), tenant=self._tenant, group_bytes_max=group_bytes_max
+        )
 
     def trainer(self) -> TrainerClient:
         """Make a client of the Trainer."""
@@ -324,9 +327,8 @@ def _build_trainer(
     from callforest_mesh.trainer.service import TrainerService
 
     options = mesh_options.trainer_options(configuration)
-    return TrainerService(
-        options, drain, clients.finalizer(), [clients.worker()], telemetry=telemetry
-    )
+    finalizer = clients.finalizer(group_bytes_max=options.group_bytes_max)
+    return TrainerService(options, drain, finalizer, [clients.worker()], telemetry=telemetry)
 
 
 def _build_gateway(

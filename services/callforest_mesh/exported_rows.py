@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
 from callforest.capture.v1 import group_batch_pb2
 from callforest_client.certificates import CertificateError
 from callforest_client.row_export import verify_export, write_export
 from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.chassis.configuration import MeshConfiguration
-from callforest_mesh.chassis.durable_file import replace_durably
+from callforest_mesh.chassis.durable_file import replacing_durably
+
+_GROUP_BYTES_MAX: Final = 1 << 40
+"""A person asked for this group: memory is the bound."""
+_READ_S: Final = 3600.0
+"""How long the rows of a group may take to come."""
 
 
 def export(configuration: MeshConfiguration, group_id: str, path: Path) -> tuple[list[str], int]:
@@ -25,12 +30,12 @@ def export(configuration: MeshConfiguration, group_id: str, path: Path) -> tuple
         CallforestError: a service does not answer, or the group cannot be read.
         OSError: the file cannot be written.
     """
-    written = io.BytesIO()
+    group = asyncio.run(_read(configuration, group_id))
     try:
-        count = write_export(asyncio.run(_read(configuration, group_id)), written)
+        with replacing_durably(path) as file:
+            count = write_export(group, file)
     except CertificateError as error:
         return [f"nothing to export: {error}"], 1
-    replace_durably(path, written.getvalue())
     return [f"wrote {count} rows of {group_id} to {path}"], 0
 
 
@@ -59,4 +64,5 @@ def verify_file(path: Path) -> tuple[list[str], int]:
 async def _read(configuration: MeshConfiguration, group_id: str) -> group_batch_pb2.GroupBatch:
     async with AsyncExitStack() as closers:
         clients = Clients(configuration, addressed(configuration), closers)
-        return await clients.finalizer().group(group_id)
+        finalizer = clients.finalizer(group_bytes_max=_GROUP_BYTES_MAX)
+        return await finalizer.group(group_id, timeout_s=_READ_S)

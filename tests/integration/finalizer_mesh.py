@@ -26,6 +26,7 @@ from callforest_client.restore_point import restore_point
 from callforest_client.staging import StagingClient
 from callforest_core.custody.call import CallIdentity, CallRecord, StagedCall
 from callforest_core.custody.completion import complete_call
+from callforest_core.custody.extras import EMPTY_EXTRAS
 from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION, ConversationScan
 from callforest_mesh.admission.service import AdmissionOptions, AdmissionService
 from callforest_mesh.chassis.item_server import Drain
@@ -164,12 +165,16 @@ class Player:
         mesh: where it plays.
         rollout_id: the logical rollout.
         seed: of its tokens.
+        extras: of each of its calls.
     """
 
-    def __init__(self, mesh: FinalizerMesh, rollout_id: str, seed: int = 0) -> None:
+    def __init__(
+        self, mesh: FinalizerMesh, rollout_id: str, seed: int = 0, *, extras: bytes = EMPTY_EXTRAS
+    ) -> None:
         self._mesh = mesh
         self.rollout_id = rollout_id
         self.key = ""
+        self._extras = extras
         self._random = np.random.default_rng([seed, *rollout_id.encode()])
         self.made: dict[str, Made] = {}
 
@@ -282,6 +287,7 @@ class Player:
             generated_ids=delta[carry:],
             logprobs=-self._random.random(tokens - carry).astype(np.float32),
             weight_version=3,
+            extras=self._extras,
         )
         made = Made(
             call,

@@ -304,6 +304,7 @@ async def test_a_rollout_is_measured_once_however_often_it_is_asked_for(
         (segment,) = (await mesh.finalizer.group("g")).segments
         assert stored is not None
         assert stored.path_bytes == segment.ByteSize()
+        assert list(stored.call_bytes) == [segment.ByteSize()]
     finally:
         await mesh.stop()
 

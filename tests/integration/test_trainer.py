@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from callforest.capture.v1 import group_part_pb2
 from callforest.trainer.v1 import trainer_service_pb2 as pb
+from callforest_client.group_assembly import GroupTooLargeError
 from callforest_mesh.trainer.learner.process import LearnerLostError
 from tests.integration.trainer_fakes import WAIT_S, World, away, lost, trainer
 from tests.unit.trainer.batches import Rollout, dropped, linear, make_batch
@@ -246,6 +248,20 @@ async def test_what_waits_for_a_checkpoint_hears_of_the_end(world: World) -> Non
         world.faults["save"] = [OSError]
         with pytest.raises(LearnerLostError):
             await asyncio.wait_for(life.training.checkpoint(), WAIT_S)
+
+
+async def test_a_group_that_is_too_large_stops_the_training_with_its_name(world: World) -> None:
+    """It comes no smaller on another stream."""
+    world.publish_groups(1)
+    begin = group_part_pb2.GroupBegin(cursor=1, group_id="g1", size_bytes=9 << 30)
+    world.faults["send"] = [lambda: GroupTooLargeError(begin, 9 << 30, 4 << 30)]
+    async with trainer(world) as life:
+        await asyncio.wait_for(life.task, WAIT_S)
+        failure = life.announcements.status.failure
+    assert world.numbers("subscribe") == [0]
+    assert failure.startswith("GroupTooLargeError: RESOURCE_EXHAUSTED")
+    assert "trainer.group_bytes_max" in failure
+    assert f"group_id=g1 cursor=1 size_bytes={9 << 30} limit_bytes={4 << 30}" in failure
 
 
 async def test_a_position_that_is_left_out_stops_the_training(world: World) -> None:

@@ -19,7 +19,12 @@ from callforest_client.errors import (
     UnavailableError,
     error_of_stream,
 )
-from callforest_client.frames import FrameAssembler
+from callforest_client.group_assembly import (
+    GROUP_BYTES_MAX,
+    GroupAssembler,
+    GroupTooLargeError,
+    check_bytes_max,
+)
 from callforest_core.refusal import Refusal
 
 SUBSCRIPTION_S = 3600.0
@@ -35,19 +40,29 @@ class RowSubscription:
 
     Iterate over it for the groups in order; grant credit for more; commit what is consumed. The
     stream ends with UnavailableError when it breaks: subscribe again behind the last cursor. What
-    was sent and not yet taken waits here, at most as many groups as credit was granted.
+    was sent and not yet taken waits here, at most as many groups as credit was granted. A group is
+    given whole or not at all, however many parts it came in.
 
     Args:
         stub: the Finalizer's stub.
-        start: names the consumer.
+        start: names the consumer; that it takes parts is filled in.
+        group_bytes_max: the most that one group in parts may have; a larger one ends the stream
+            with GroupTooLargeError.
     """
 
-    def __init__(self, stub: rpc.FinalizerServiceStub, start: pb.StartSubscription) -> None:
+    def __init__(
+        self,
+        stub: rpc.FinalizerServiceStub,
+        start: pb.StartSubscription,
+        *,
+        group_bytes_max: int = GROUP_BYTES_MAX,
+    ) -> None:
+        self._assembler = GroupAssembler(group_bytes_max)
         self._call = stub.SubscribeRows(timeout=SUBSCRIPTION_S)
+        start.takes_parts = True
         self._start: pb.StartSubscription | None = start
         self._writing = asyncio.Lock()
         self._committed: dict[int, asyncio.Future[None]] = {}
-        self._assembler = FrameAssembler(payloads_max=1)
         # Credit keeps room for each group and for the end: a reader that waited for room would not
         # read what a commit waits for.
         self._batches: asyncio.Queue[group_batch_pb2.GroupBatch | None] = asyncio.Queue(
@@ -132,35 +147,35 @@ class RowSubscription:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
             failure = error_of_stream(error)
+        except GroupTooLargeError as error:
+            failure = error  # it comes no smaller on another stream
+            self._call.cancel()
         except (Refusal, DecodeError, UnavailableError) as error:
-            failure = UnavailableError(grpc.StatusCode.UNAVAILABLE, f"a group broke: {error}")
+            failure = _broke(f"a group broke: {error}")
             self._call.cancel()
         finally:
             self._end(failure)
 
     def _take(self, response: pb.SubscribeRowsResponse) -> None:
-        event = response.WhichOneof("event")
-        if event == "batch":
-            self._keep(response.batch)
-        elif event == "begin":
-            self._assembler.begin(0, response.begin)
-        elif event == "chunk":
-            self._assembler.chunk(0, response.chunk)
-        elif event == "end":
-            serialized = self._assembler.end(0)
-            self._keep(group_batch_pb2.GroupBatch.FromString(serialized))
-        elif event == "committed":
+        if response.HasField("committed"):
             confirmed = self._committed.pop(response.committed.cursor, None)
             if confirmed is not None and not confirmed.done():
                 confirmed.set_result(None)
+            return
+        if response.HasField("group_begin"):
+            self._check_credit(response.group_begin.group_id)
+        batch = self._assembler.take(response)
+        if batch is not None:
+            self._keep(batch)
 
     def _keep(self, batch: group_batch_pb2.GroupBatch) -> None:
-        if self._outstanding < 1:
-            raise UnavailableError(
-                grpc.StatusCode.UNAVAILABLE, f"group {batch.group_id} came without credit"
-            )
+        self._check_credit(batch.group_id)
         self._outstanding -= 1
         self._batches.put_nowait(batch)
+
+    def _check_credit(self, group_id: str) -> None:
+        if self._outstanding < 1:
+            raise _broke(f"group {group_id} came without credit")
 
     def _end(self, failure: CallforestError) -> None:
         """Tell everyone who waits, once."""
@@ -175,7 +190,11 @@ class RowSubscription:
 
 
 def _ended() -> UnavailableError:
-    return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the subscription has ended")
+    return _broke("the subscription has ended")
+
+
+def _broke(message: str) -> UnavailableError:
+    return UnavailableError(grpc.StatusCode.UNAVAILABLE, message)
 
 
 class FinalizerClient:
@@ -185,11 +204,22 @@ class FinalizerClient:
         channel: a channel to the Finalizer service.
         tenant: owns everything that is touched.
         timeout_s: the deadline of each call.
+        group_bytes_max: the most that a group in parts may have that is put together here.
+
+    Raises:
+        ValueError: `group_bytes_max` is less than one payload holds.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, tenant: str = "default", timeout_s: float = 60.0
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        tenant: str = "default",
+        timeout_s: float = 60.0,
+        group_bytes_max: int = GROUP_BYTES_MAX,
     ) -> None:
+        check_bytes_max(group_bytes_max)
+        self._group_bytes_max = group_bytes_max
         self._stub = rpc.FinalizerServiceStub(channel)
         self._tenant = tenant
         self._timeout_s = timeout_s
@@ -214,33 +244,42 @@ class FinalizerClient:
         )
         return await unary.call(self._stub.FinalizeGroup, request, timeout_s=self._timeout_s)
 
-    async def group(self, group_id: str) -> group_batch_pb2.GroupBatch:
+    async def group(
+        self, group_id: str, *, timeout_s: float | None = None
+    ) -> group_batch_pb2.GroupBatch:
         """Read a published group whole, without moving any cursor.
 
+        Args:
+            group_id: the group.
+            timeout_s: instead of the client's own; a large group takes its time.
+
         Raises:
-            RefusedError: it was not published, or its staged calls are gone.
+            RefusedError: it was not published, its staged calls are gone, or it is too large
+                (GroupTooLargeError).
+            UnavailableError: the service is away, or the group came broken.
         """
-        request = pb.GetGroupRequest(tenant=self._tenant, group_id=group_id)
-        parts = await unary.read_all(self._stub.GetGroup, request, timeout_s=self._timeout_s)
-        assembler = FrameAssembler(payloads_max=1)
-        for part in parts:
-            which = part.WhichOneof("part")
-            if which == "batch":
-                return part.batch
-            if which == "begin":
-                assembler.begin(0, part.begin)
-            elif which == "chunk":
-                assembler.chunk(0, part.chunk)
-            elif which == "end":
-                return group_batch_pb2.GroupBatch.FromString(assembler.end(0))
-        raise UnavailableError(grpc.StatusCode.UNAVAILABLE, f"group {group_id} came without end")
+        request = pb.GetGroupRequest(tenant=self._tenant, group_id=group_id, takes_parts=True)
+
+        async def once(left_s: float) -> group_batch_pb2.GroupBatch:
+            assembler = GroupAssembler(self._group_bytes_max)
+            batch: group_batch_pb2.GroupBatch | None = None
+            async for message in self._stub.GetGroup(request, timeout=left_s):
+                batch = assembler.take(message) or batch
+            if batch is None:
+                raise _broke(f"group {group_id} came without end")
+            return batch
+
+        try:
+            return await unary.repeated(once, timeout_s or self._timeout_s)
+        except (Refusal, DecodeError) as error:
+            raise _broke(f"group {group_id} broke: {error}") from error
 
     def subscribe(self, consumer: str, *, after_cursor: int | None = None) -> RowSubscription:
         """Subscribe to the tenant's groups behind a cursor, by default the committed one."""
         start = pb.StartSubscription(
             tenant=self._tenant, consumer=consumer, after_cursor=after_cursor
         )
-        return RowSubscription(self._stub, start)
+        return RowSubscription(self._stub, start, group_bytes_max=self._group_bytes_max)
 
     async def row_log(self) -> pb.GetRowLogResponse:
         """Learn how far the tenant's row log is."""

@@ -23,8 +23,11 @@ from callforest_client.certificates import (
 )
 
 FORMAT: Final = "callforest-rows-v1"
-ITEM_BYTES_MAX: Final = 128 << 20
-"""Largest item that is read: twice the largest group."""
+ITEM_BYTES_MAX: Final = (2 << 30) - 1
+"""Largest item: a message of protobuf has no more."""
+_ENVELOPE_BYTES: Final = 1 << 20
+"""Room for what stands around a row's calls and receipt: names, the checksum."""
+_READ_BYTES: Final = 1 << 20
 _VARINT_BYTES: Final = 5
 _CONTINUES: Final = 0x80
 
@@ -48,10 +51,12 @@ def write_export(batch: group_batch_pb2.GroupBatch, file: BinaryIO) -> int:
     """Write every row of a delivered group with its certificate; give the number of rows.
 
     Raises:
-        CertificateError: the group has no rows: it was dropped.
+        CertificateError: the group has no rows: it was dropped; or one of them has no room in an
+            item.
     """
     if not batch.rows:
         raise CertificateError("no_rows", f"group {batch.group_id}: {batch.drop_reason}")
+    _check_sizes(batch)
     header = row_certificate_pb2.ExportHeader(
         format=FORMAT, group_id=batch.group_id, row_ids=[row.row_id for row in batch.rows]
     )
@@ -135,6 +140,17 @@ class _Group:
             raise CertificateError("counts", f"receipt {stated}, rows {found}", rows[0].row_id)
 
 
+def _check_sizes(batch: group_batch_pb2.GroupBatch) -> None:
+    """Refuse a row that no item holds, before anything is written."""
+    calls = [call.ByteSize() for call in batch.segments]
+    receipts = [receipt.ByteSize() for receipt in batch.receipts]
+    for row in batch.rows:
+        size = sum(calls[span.segment_index] for span in row.spans)
+        size += receipts[row.slot] if row.HasField("slot") else 0
+        if size + _ENVELOPE_BYTES + 16 * len(row.spans) > ITEM_BYTES_MAX:
+            raise CertificateError("row_too_large", f"{size} bytes in one item", row.row_id)
+
+
 def _header(payload: bytes) -> row_certificate_pb2.ExportHeader:
     try:
         header = row_certificate_pb2.ExportHeader.FromString(payload)
@@ -156,7 +172,7 @@ def _items(file: BinaryIO) -> Iterator[bytes]:
     """Give the payloads of a file, each as its checksum says."""
     number = 0
     while (length := _length(file)) is not None:
-        raw = file.read(length)
+        raw = _read(file, length)
         try:
             item = row_certificate_pb2.ExportedItem.FromString(raw)
         except DecodeError as error:
@@ -168,6 +184,14 @@ def _items(file: BinaryIO) -> Iterator[bytes]:
             raise CertificateError("checksum", f"item {number} was changed")
         yield item.payload
         number += 1
+
+
+def _read(file: BinaryIO, length: int) -> bytes:
+    """Read an item piece by piece: a false length takes no more memory than the file has."""
+    content = bytearray()
+    while piece := file.read(min(length - len(content), _READ_BYTES)):
+        content += piece
+    return bytes(content)
 
 
 def _varint(value: int) -> bytes:

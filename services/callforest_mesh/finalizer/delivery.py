@@ -1,7 +1,8 @@
 """Delivery: one subscription sends groups in order, as its credit allows, and commits its cursor.
 
 Contract: docs/protocol.md, section 8. Groups are read from Staging when they are sent; what cannot
-be read any more becomes a dropped group at its position, so that the log moves on.
+be read any more becomes a dropped group at its position, so that the log moves on. Of a group in
+parts confirmations go between the parts: a commit does not wait for the end of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from callforest.capture.v1 import group_batch_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
@@ -22,8 +23,9 @@ from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.validation import check, malformed
 from callforest_mesh.finalizer.cleanup import Cleanup
-from callforest_mesh.finalizer.groups import dropped, make_batch
-from callforest_mesh.finalizer.segments import LostCallError, parts_of, read_group
+from callforest_mesh.finalizer.groups import comes_in_parts, dropped, make_batch
+from callforest_mesh.finalizer.parts import PartedGroup, needs_parts
+from callforest_mesh.finalizer.segments import LostCallError, parts_of, read_proven
 from callforest_mesh.finalizer.store import RowLog
 
 _LOG = logging.getLogger("callforest")
@@ -63,7 +65,9 @@ class Subscriptions:
         check(first)
         start = first.start
         _check_start(start, await self.row_log.bind(start.tenant, start.consumer))
-        subscription = Subscription(self, start.tenant, start.consumer)
+        subscription = Subscription(
+            self, start.tenant, start.consumer, takes_parts=start.takes_parts
+        )
         if (older := self._live.get(start.tenant)) is not None:
             older.supersede()
         self._live[start.tenant] = subscription
@@ -86,12 +90,17 @@ class Subscription:
         home: what all subscriptions share.
         tenant: owns the rows.
         consumer: the consumer's name.
+        takes_parts: whether it puts groups in parts together.
     """
 
-    def __init__(self, home: Subscriptions, tenant: str, consumer: str) -> None:
+    def __init__(
+        self, home: Subscriptions, tenant: str, consumer: str, *, takes_parts: bool
+    ) -> None:
         self._home = home
         self._tenant = tenant
         self._consumer = consumer
+        self._takes_parts = takes_parts
+        self._parted: PartedGroup[pb.SubscribeRowsResponse] | None = None
         self._sent = 0
         self._credit = 0
         self._confirmed: deque[int] = deque()
@@ -174,8 +183,8 @@ class Subscription:
 
     async def _next(self) -> Iterator[pb.SubscribeRowsResponse] | None:
         """Give what to send next, confirmations first; None when there is nothing now."""
-        if not self._confirmed and (batch := await self._next_batch()) is not None:
-            return parts_of(batch, pb.SubscribeRowsResponse)
+        if not self._confirmed and (payload := await self._next_payload()) is not None:
+            return payload
         return self._confirmations() if self._confirmed else None
 
     def _confirmations(self) -> Iterator[pb.SubscribeRowsResponse]:
@@ -184,18 +193,70 @@ class Subscription:
             cursor = self._confirmed.popleft()
             yield pb.SubscribeRowsResponse(committed=pb.CommitCursor(cursor=cursor))
 
-    async def _next_batch(self) -> group_batch_pb2.GroupBatch | None:
-        """Give the next group; None when there is none, or none may be sent."""
-        if self._superseded or self._credit < 1 or self._home.drain.begun:
+    async def _next_payload(self) -> Iterator[pb.SubscribeRowsResponse] | None:
+        """Give the next group, or what comes next of one; None when nothing may be sent."""
+        if self._superseded or self._home.drain.begun:
+            return None
+        if self._parted is not None:
+            return await self._next_part(self._parted)
+        if self._credit < 1:
             return None
         logged = self._home.row_log.at(self._tenant, self._sent + 1)
         if logged is None:
             return None
+        if comes_in_parts(logged):
+            return await self._begin_parts(logged)
         batch = await self._batch(logged)
+        self._spend_credit()
+        self._sent += 1
+        return parts_of(batch, pb.SubscribeRowsResponse)
+
+    def _spend_credit(self) -> None:
+        """Count a group that is sent now, or begun."""
         failpoint("finalizer.before_delivery")
         self._credit -= 1
+
+    async def _begin_parts(
+        self, logged: row_log_pb2.LoggedGroup
+    ) -> Iterator[pb.SubscribeRowsResponse] | None:
+        """Announce a group in parts.
+
+        Returns:
+            None when confirmations go first.
+
+        Raises:
+            Refusal: GROUP_NEEDS_PARTS, the consumer does not take them.
+        """
+        if not self._takes_parts:
+            async with self._committing:
+                pass  # what is being committed is confirmed before the stream ends
+            if self._confirmed:
+                return None
+            raise needs_parts(logged)
+        rollouts = self._home.row_log.rollouts(self._tenant, logged)
+        self._spend_credit()
+        self._parted = PartedGroup(
+            logged,
+            [rollout.receipt for rollout in rollouts],
+            self._home.staging.for_tenant(self._tenant),
+            pb.SubscribeRowsResponse,
+        )
+        return await self._parted.next_payload()
+
+    async def _next_part(
+        self, parted: PartedGroup[pb.SubscribeRowsResponse]
+    ) -> Iterator[pb.SubscribeRowsResponse]:
+        """Give the next part, the end, or the dropped group that stands there from now on."""
+        try:
+            payload = await parted.next_payload()
+        except LostCallError as error:
+            payload = parts_of(await self._drop(parted.logged, error), pb.SubscribeRowsResponse)
+        else:
+            if not parted.has_ended:
+                return payload
+        self._parted = None
         self._sent += 1
-        return batch
+        return payload
 
     async def _batch(self, logged: row_log_pb2.LoggedGroup) -> group_batch_pb2.GroupBatch:
         """Assemble a group from its references; drop it durably when that is impossible.
@@ -203,15 +264,28 @@ class Subscription:
         Raises:
             Refusal: PEER_UNAVAILABLE, Staging is away: nothing is known of the group.
         """
-        segments: list[staged_call_pb2.StagedCall] = []
+        staging = self._home.staging.for_tenant(self._tenant)
         try:
-            staging = self._home.staging.for_tenant(self._tenant)
-            segments = await read_group(staging, logged)
+            segments = await read_proven(staging, logged.segments)
         except LostCallError as error:
-            _LOG.error("group %s cannot be read: %s", logged.group_id, error)
-            logged = dropped(logged, str(error))
-            if not await self._home.row_log.replace(self._tenant, logged):
-                raise _superseded(self._consumer) from error  # consumed meanwhile, so cleaned
+            return await self._drop(logged, error)
+        return self._put_together(logged, segments)
+
+    async def _drop(
+        self, logged: row_log_pb2.LoggedGroup, error: LostCallError
+    ) -> group_batch_pb2.GroupBatch:
+        """Put a dropped group in the place of one that cannot be read any more."""
+        _LOG.error("group %s cannot be read: %s", logged.group_id, error)
+        tombstone = dropped(logged, str(error))
+        if not await self._home.row_log.replace(self._tenant, tombstone):
+            raise _superseded(self._consumer) from error  # consumed meanwhile, so cleaned
+        return self._put_together(tombstone, ())
+
+    def _put_together(
+        self,
+        logged: row_log_pb2.LoggedGroup,
+        segments: Sequence[staged_call_pb2.StagedCall],
+    ) -> group_batch_pb2.GroupBatch:
         rollouts = self._home.row_log.rollouts(self._tenant, logged)
         return make_batch(logged, [rollout.receipt for rollout in rollouts], segments)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 from callforest.capture.v1 import group_batch_pb2, receipt_pb2, staged_call_pb2
 from callforest.finalizer.v1 import row_log_pb2
+from callforest_client.frames import PAYLOAD_BYTES
 from callforest_core.custody.call import StagedCall
 from callforest_core.custody.digests import DigestInputError, digest_opening
 from callforest_core.custody.extras import extras_digest
@@ -14,12 +16,20 @@ from callforest_core.forest.layout import Contribution, RowPurpose, Segment, lay
 from callforest_core.lineage.terminal import TerminalStage
 from callforest_mesh.finalizer.core import ENVIRONMENT_MASKED
 
-GROUP_BYTES_MAX = 60 << 20
-"""Largest batch that is published; a larger one could never be delivered."""
+WHOLE_BYTES_MAX: Final = 60 << 20
+"""Largest batch that is delivered as one payload; a larger one comes in parts."""
+REFERENCES_BYTES_MAX: Final = 1 << 30
+"""Largest log record of a group; a message of protobuf ends at twice as much."""
+CALL_BYTES_MAX: Final = PAYLOAD_BYTES - 64
+"""Largest call that a part can hold. The fields of the schema alone have 48 MiB at most."""
+TOO_LARGE: Final = "group_too_large"
+"""Why a group was dropped that cannot be: see the two bounds above."""
 BELOW_MIN_VALID_FRACTION = "below_min_valid_fraction"
 """Why a group was dropped of which too few rollouts were verified; another is wanted (FIN-5)."""
 _SEGMENT_OVERHEAD_BYTES = 8
 """Most bytes that a batch needs around one segment."""
+_LISTS: Final[tuple[Literal["calls", "selected_call_ids"], ...]] = ("calls", "selected_call_ids")
+"""What the receipts of a dropped group may lose."""
 _ROW_KINDS = {
     RowPurpose.TRAINING: group_batch_pb2.ROW_KIND_TRAINING,
     RowPurpose.PLACEHOLDER: group_batch_pb2.ROW_KIND_PLACEHOLDER,
@@ -56,17 +66,27 @@ def log_group(
     layout = lay_out_group(group_id, [_contribution(one) for one in rollouts], row_multiple)
     if not layout.rows:
         return dropped(logged, "no_valid_layout")
+    sizes = _call_sizes(rollouts)
     for part in layout.segments:
-        logged.segments.add(capture_key=part.capture_key, call_id=part.call_id, digest=part.digest)
+        logged.segments.add(
+            capture_key=part.capture_key,
+            call_id=part.call_id,
+            digest=part.digest,
+            size_bytes=sizes.get((part.capture_key, part.call_id), 0),
+        )
     for row in layout.rows:
         stored = logged.rows.add(row_id=row.row_id, kind=_ROW_KINDS[row.purpose])
         if row.slot is not None:
             stored.slot = row.slot
         for span in row.spans:
             stored.spans.add(segment_index=span.segment, owns_loss=span.owns_loss)
-    if _batch_bytes(logged, rollouts) > GROUP_BYTES_MAX:
-        return dropped(logged, "group_too_large")
-    return logged
+    logged.size_bytes = _batch_bytes(logged, rollouts)
+    return dropped(logged, TOO_LARGE) if _cannot_be(logged) else logged
+
+
+def comes_in_parts(logged: row_log_pb2.LoggedGroup) -> bool:
+    """Say whether a group is delivered in parts, since no payload holds it."""
+    return logged.size_bytes > WHOLE_BYTES_MAX
 
 
 def make_batch(
@@ -76,8 +96,9 @@ def make_batch(
 ) -> group_batch_pb2.GroupBatch:
     """Put a delivered group together: the same bytes each time.
 
-    The receipts of a dropped group that is too large even so lose their lists of calls: a position
-    that cannot be delivered would stop the log for ever.
+    A dropped group is one payload for every reader. Receipts that do not fit into it lose their
+    lists of calls, and then of selected calls: a position that cannot be delivered would stop the
+    log for ever.
     """
     batch = group_batch_pb2.GroupBatch(
         cursor=logged.cursor,
@@ -91,22 +112,23 @@ def make_batch(
         traceparent=logged.traceparent,
         replacement_follows=logged.replacement_follows,
     )
-    if logged.drop_reason and batch.ByteSize() > GROUP_BYTES_MAX:
-        for receipt in batch.receipts:
-            receipt.ClearField("calls")
+    for field in _LISTS if logged.drop_reason else ():
+        if batch.ByteSize() > WHOLE_BYTES_MAX:
+            for receipt in batch.receipts:
+                receipt.ClearField(field)
     return batch
 
 
 def altered_call(
-    logged: row_log_pb2.LoggedGroup, calls: Sequence[StagedCall]
+    references: Sequence[row_log_pb2.SegmentReference], calls: Sequence[StagedCall]
 ) -> row_log_pb2.SegmentReference | None:
     """Name the first call that is no longer what was verified, or None (FOR-4).
 
     Args:
-        logged: refers to the calls.
+        references: what a published group refers to.
         calls: as they were read again, one a reference.
     """
-    for reference, call in zip(logged.segments, calls, strict=True):
+    for reference, call in zip(references, calls, strict=True):
         identity = call.identity
         named = (identity.capture_key, identity.call_id, call.digest)
         if named != (reference.capture_key, reference.call_id, reference.digest):
@@ -165,6 +187,23 @@ def _valid_fraction(rollouts: Sequence[row_log_pb2.FinalizedRollout]) -> float:
         for one in rollouts
     ]
     return sum(verified) / len(verified) if verified else 0.0
+
+
+def _call_sizes(
+    rollouts: Sequence[row_log_pb2.FinalizedRollout],
+) -> dict[tuple[str, str], int]:
+    """Give the sizes of calls in a batch, as far as they were kept, by owner and call."""
+    return {
+        (call.source_capture_key or one.receipt.capture_key, call.call_id): size
+        for one in rollouts
+        for call, size in zip(one.receipt.calls, one.call_bytes, strict=False)
+    }
+
+
+def _cannot_be(logged: row_log_pb2.LoggedGroup) -> bool:
+    """Say whether no record holds a group's references, or no payload one of its calls."""
+    largest = max((reference.size_bytes for reference in logged.segments), default=0)
+    return largest > CALL_BYTES_MAX or logged.ByteSize() > REFERENCES_BYTES_MAX
 
 
 def _batch_bytes(

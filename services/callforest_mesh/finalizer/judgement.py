@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,12 +41,12 @@ class Judged:
     Attributes:
         receipt: fixed.
         paths: the calls of each row; none when masked.
-        path_bytes: the size of all their calls in a batch.
+        sizes: of all their calls in a batch, by call.
     """
 
     receipt: receipt_pb2.Receipt
     paths: tuple[tuple[str, ...], ...]
-    path_bytes: int
+    sizes: Mapping[str, int]
 
 
 class Judge:
@@ -110,7 +110,8 @@ class Judge:
             receipt=judged.receipt,
             scored_response_sha256=asked.scored_response_sha256,
             result_sha256=asked.result_sha256,
-            path_bytes=judged.path_bytes,
+            path_bytes=sum(judged.sizes.values()),
+            call_bytes=[judged.sizes.get(call.call_id, 0) for call in judged.receipt.calls],
             attempt_number=attempt.attempt_number if attempt is not None else 0,
             mask_refused_selection=request.mask_refused_selection,
         )
@@ -130,7 +131,7 @@ class Judge:
         mask = core.mask_before_tokens(evidence)
         terminal: Terminal | None = None
         row: LinearizedRow | None = None
-        path_bytes = 0
+        kept: dict[str, int] = {}
         if mask is None:
             terminal = core.attribute(request, evidence.records)
             if terminal.call_id is None:
@@ -147,11 +148,11 @@ class Judge:
             else:
                 row = verified
                 mask = _environment_mask(request)
-                path_bytes = sum(sizes[call_id] for call_id in row.call_ids)
+                kept = {call_id: sizes[call_id] for call_id in row.call_ids}
         receipt = core.make_receipt(request, evidence, terminal, row, mask)
         if row is None or mask is not None:
-            return Judged(receipt, (), 0)
-        return Judged(receipt, (row.call_ids,), path_bytes)
+            return Judged(receipt, (), {})
+        return Judged(receipt, (row.call_ids,), kept)
 
     async def _forest(self, request: pb.FinalizeRolloutRequest, evidence: core.Evidence) -> Judged:
         """Judge a rollout of which all selected calls train.
@@ -168,7 +169,7 @@ class Judge:
             salvaged = mask
             choice, mask = await self._salvaged(request, evidence, mask)
         grown: Forest | None = None
-        path_bytes = 0
+        kept: dict[str, int] = {}
         if mask is None and choice is not None:
             chosen = choice
             verified, sizes = await self._verified(
@@ -181,14 +182,14 @@ class Judge:
             else:
                 grown = verified
                 mask = _environment_mask(request)
-                path_bytes = sum(sizes[call_id] for call_id in chosen.selection.call_ids)
+                kept = {call_id: sizes[call_id] for call_id in chosen.selection.call_ids}
         if mask is not None and early is None:
             mask = _environment_mask(request, besides=mask) or mask
         salvaged = salvaged if mask is None else None
         receipt = forest.make_receipt(request, evidence, choice, grown, mask, salvaged)
         if grown is None or mask is not None:
-            return Judged(receipt, (), 0)
-        return Judged(receipt, tuple(row.line.call_ids for row in grown.rows), path_bytes)
+            return Judged(receipt, (), {})
+        return Judged(receipt, tuple(row.line.call_ids for row in grown.rows), kept)
 
     def _may_salvage(self, request: pb.FinalizeRolloutRequest, mask: core.Mask) -> bool:
         incomplete = mask.reason in (core.PENDING_CALL, core.CAPTURE_POISONED)

@@ -6,23 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from callforest.capture.v1 import frame_pb2, group_batch_pb2, staged_call_pb2
+from callforest.capture.v1 import group_batch_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import row_log_pb2
 from callforest_client.codec import ColumnError, staged_call_from_proto
 from callforest_client.errors import CallforestError, RefusedError
-from callforest_client.frames import FRAME_BYTES, frames_of
+from callforest_client.frames import FRAME_BYTES, FRAME_FIELDS, Frame, frames_of
 from callforest_client.staging import StagingClient, by_owner
 from callforest_core.refusal import Refusal
 from callforest_mesh.finalizer.groups import altered_call
 
-_ResponseT = TypeVar("_ResponseT", pb.SubscribeRowsResponse, pb.GetGroupResponse)
-_FRAME_FIELDS: Final = {
-    frame_pb2.FrameBegin: "begin",
-    frame_pb2.FrameChunk: "chunk",
-    frame_pb2.FrameEnd: "end",
-}
+ResponseT = TypeVar("ResponseT", pb.SubscribeRowsResponse, pb.GetGroupResponse)
 _MISSING: Final = "staged_call_missing"
 _LOST = {
     er.ERROR_REASON_CALL_NOT_FOUND: _MISSING,
@@ -90,16 +85,16 @@ async def _read(
     return calls
 
 
-async def read_group(
-    staging: StagingClient, logged: row_log_pb2.LoggedGroup
+async def read_proven(
+    staging: StagingClient, references: Sequence[row_log_pb2.SegmentReference]
 ) -> list[staged_call_pb2.StagedCall]:
-    """Read the calls of a group, each proven to be the one that was verified (B20).
+    """Read calls of a group, each proven to be the one that was verified (B20).
 
     Raises:
         LostCallError: one is missing, damaged or another.
         Refusal: PEER_UNAVAILABLE.
     """
-    names = [(reference.capture_key, reference.call_id) for reference in logged.segments]
+    names = [(reference.capture_key, reference.call_id) for reference in references]
     segments = await read_segments(staging, names)
     if len(segments) != len(names):
         found = {(call.capture_key, call.call_id) for call in segments}
@@ -107,15 +102,15 @@ async def read_group(
         if missing is None:
             raise _away()  # an answer that means nothing
         raise LostCallError(_MISSING, *missing)
-    altered = await asyncio.to_thread(_altered, logged, segments)
+    altered = await asyncio.to_thread(_altered, references, segments)
     if altered is not None:
         raise LostCallError("staged_call_altered", altered.capture_key, altered.call_id)
     return segments
 
 
 def parts_of(
-    batch: group_batch_pb2.GroupBatch, response: Callable[..., _ResponseT]
-) -> Iterator[_ResponseT]:
+    batch: group_batch_pb2.GroupBatch, response: Callable[..., ResponseT]
+) -> Iterator[ResponseT]:
     """Give a group whole or in frames; nothing may come between its frames.
 
     Args:
@@ -126,19 +121,24 @@ def parts_of(
         yield response(batch=batch)
         return
     for frame in frames_of(batch.SerializeToString(deterministic=True)):
-        yield response(**{_FRAME_FIELDS[type(frame)]: frame})
+        yield framed(frame, response)
+
+
+def framed(frame: Frame, response: Callable[..., ResponseT]) -> ResponseT:
+    """Put a frame into the message that carries it."""
+    return response(**{FRAME_FIELDS[type(frame)]: frame})
 
 
 def _altered(
-    logged: row_log_pb2.LoggedGroup, segments: list[staged_call_pb2.StagedCall]
+    references: Sequence[row_log_pb2.SegmentReference], segments: list[staged_call_pb2.StagedCall]
 ) -> row_log_pb2.SegmentReference | None:
     calls = []
-    for reference, segment in zip(logged.segments, segments, strict=True):
+    for reference, segment in zip(references, segments, strict=True):
         try:
             calls.append(staged_call_from_proto(segment))
         except ColumnError:
             return reference
-    return altered_call(logged, calls)
+    return altered_call(references, calls)
 
 
 async def _fetch(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from callforest.capture.v1 import group_batch_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest.finalizer.v1 import finalizer_service_pb2_grpc as rpc
@@ -16,7 +15,8 @@ from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.finalizer import core, groups, spans
 from callforest_mesh.finalizer.delivery import Subscriptions
 from callforest_mesh.finalizer.judgement import Judge
-from callforest_mesh.finalizer.segments import LostCallError, parts_of, read_group
+from callforest_mesh.finalizer.parts import PartedGroup, needs_parts
+from callforest_mesh.finalizer.segments import LostCallError, parts_of, read_proven
 from callforest_mesh.finalizer.store import RowLog
 
 
@@ -120,8 +120,13 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
                 f"group {request.group_id} was not published",
                 group_id=request.group_id,
             )
-        for response in parts_of(await self._read(request.tenant, logged), pb.GetGroupResponse):
-            yield response
+        if groups.comes_in_parts(logged) and not request.takes_parts:
+            raise needs_parts(logged)
+        try:
+            async for response in self._read(request.tenant, logged):
+                yield response
+        except LostCallError as error:
+            raise _unreadable(logged.group_id, error) from error
 
     async def GetRowLog(
         self, request: pb.GetRowLogRequest, context: object
@@ -149,14 +154,20 @@ class FinalizerServicer(rpc.FinalizerServiceServicer):
 
     async def _read(
         self, tenant: str, logged: row_log_pb2.LoggedGroup
-    ) -> group_batch_pb2.GroupBatch:
-        """Put a published group together, as it is or was delivered."""
-        try:
-            segments = await read_group(self._staging.for_tenant(tenant), logged)
-        except LostCallError as error:
-            raise _unreadable(logged.group_id, error) from error
-        rollouts = self._row_log.rollouts(tenant, logged)
-        return groups.make_batch(logged, [one.receipt for one in rollouts], segments)
+    ) -> AsyncIterator[pb.GetGroupResponse]:
+        """Give a published group as it is or was delivered."""
+        staging = self._staging.for_tenant(tenant)
+        receipts = [one.receipt for one in self._row_log.rollouts(tenant, logged)]
+        if not groups.comes_in_parts(logged):
+            segments = await read_proven(staging, logged.segments)
+            batch = groups.make_batch(logged, receipts, segments)
+            for response in parts_of(batch, pb.GetGroupResponse):
+                yield response
+            return
+        parted = PartedGroup(logged, receipts, staging, pb.GetGroupResponse)
+        while not parted.has_ended:
+            for response in await parted.next_payload():
+                yield response
 
     async def _publish(self, request: pb.FinalizeGroupRequest) -> row_log_pb2.LoggedGroup:
         """Lay a group out and publish it; once more whenever a rollout joined it meanwhile."""

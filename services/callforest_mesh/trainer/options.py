@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from callforest.trainer.v1 import learner_service_pb2 as pb
+from callforest_client.group_assembly import GROUP_BYTES_MAX, check_bytes_max
 from callforest_core.forest.step_floor import check_fraction
 from callforest_mesh.trainer.batch import BatchOptions
 from callforest_mesh.trainer.core import AdvantageOptions
@@ -28,6 +29,8 @@ class TrainerOptions:
         checkpoint_interval_steps: a checkpoint after every so many steps.
         checkpoints_kept: older ones are removed.
         consumer: the name under which the row log keeps the cursor.
+        group_bytes_max: the most that one group may have in memory as it comes; a larger one stops
+            training with its name. Up to twice `groups_per_step` groups wait here.
         learning_rate: constant; 0 trains nothing.
         weight_decay: AdamW's.
         clip_grad_norm: bounds the gradient's norm.
@@ -52,6 +55,7 @@ class TrainerOptions:
     checkpoint_interval_steps: int = 5
     checkpoints_kept: int = 2
     consumer: str = "trainer"
+    group_bytes_max: int = GROUP_BYTES_MAX
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
     clip_grad_norm: float = 1.0
@@ -85,6 +89,7 @@ class TrainerOptions:
                 f"batch.rank_count is {self.batch.rank_count}, but this trainer has one rank; "
                 "more are for the groups of a mesh whose trainer runs elsewhere"
             )
+        check_bytes_max(self.group_bytes_max)
         check_fraction("min_step_batch_fraction", self.min_step_batch_fraction)
         if self.outage_s < 0 or self.learner_restarts < 0:
             raise ValueError("outage_s and learner_restarts must not be negative")

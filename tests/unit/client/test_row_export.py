@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 
 import pytest
 
 from callforest.capture.v1 import row_certificate_pb2
+from callforest_client import row_export
 from callforest_client.certificates import CertificateError, certify
 from callforest_core.forest.receipts import receipt_digest
 from tests.unit.client.test_certificates import group, verified
@@ -96,3 +98,24 @@ def test_another_format_and_rows_beyond_the_header_are_refused() -> None:
         with pytest.raises(CertificateError) as caught:
             verified(file_of(header.SerializeToString(), first.SerializeToString()))
         assert caught.value.fault == fault
+
+
+@pytest.mark.requirement("SEC-3")
+def test_a_row_that_no_item_holds_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    largest = max(one.ByteSize() for one in certify(group()))
+    monkeypatch.setattr(row_export, "_ENVELOPE_BYTES", 0)
+    monkeypatch.setattr(row_export, "ITEM_BYTES_MAX", largest // 2)
+    file = io.BytesIO()
+    with pytest.raises(CertificateError, match="row_too_large") as caught:
+        row_export.write_export(group(), file)
+    assert caught.value.row_id in [row.row_id for row in group().rows]
+    assert file.getvalue() == b""
+
+
+def test_a_length_beyond_the_file_is_refused_without_the_memory_for_it() -> None:
+    with pytest.raises(CertificateError, match="malformed"):
+        verified(b"\xff\xff\xff\xff\x07" + b"x" * 64)
+    with pytest.raises(CertificateError, match="length"):
+        verified(b"\xff\xff\xff\xff\x08")

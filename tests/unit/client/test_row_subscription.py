@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import grpc.aio
 import pytest
 
-from callforest.capture.v1 import frame_pb2, group_batch_pb2
+from callforest.capture.v1 import frame_pb2, group_batch_pb2, group_part_pb2
 from callforest.finalizer.v1 import finalizer_service_pb2 as pb
 from callforest_client.errors import UnavailableError
-from callforest_client.finalizer import CREDIT_MAX, WAITING_MAX, RowSubscription
+from callforest_client.finalizer import CREDIT_MAX, WAITING_MAX, FinalizerClient, RowSubscription
 from callforest_client.frames import frames_of
+from callforest_client.group_assembly import GROUP_BYTES_MAX, GroupTooLargeError
 
 WAIT_S = 20
 Response = pb.SubscribeRowsResponse
@@ -84,6 +86,7 @@ async def test_the_start_comes_first_and_once(stub: FakeStub, rows: RowSubscript
     await rows.credit(2 * CREDIT_MAX + 1)
     await rows.credit(1)
     assert [one.WhichOneof("action") for one in stub.call.written] == ["start"] + ["credit"] * 4
+    assert stub.call.written[0].start.takes_parts
     granted = [one.credit.groups for one in stub.call.written[1:]]
     assert granted == [CREDIT_MAX, CREDIT_MAX, 1, 1]
 
@@ -124,6 +127,31 @@ def orphaned_chunk() -> list[Response]:
     return [Response(chunk=frame_pb2.FrameChunk(content=b"x"))]
 
 
+def begin_of_parts(cursor: int = 2, size_bytes: int = 1) -> Response:
+    return Response(
+        group_begin=group_part_pb2.GroupBegin(
+            cursor=cursor, group_id="g", part_count=2, size_bytes=size_bytes
+        )
+    )
+
+
+def cut_between_parts() -> list[Response | None]:
+    content = group_batch_pb2.GroupBatch(cursor=2, group_id="g")
+    part = group_part_pb2.GroupPart(number=0, content=content)
+    begin, chunk, end = frames_of(part.SerializeToString())
+    frames = [Response(begin=begin), Response(chunk=chunk), Response(end=end)]
+    return [begin_of_parts(), *frames, None]
+
+
+def missing_part() -> list[Response | None]:
+    end = Response(group_end=group_part_pb2.GroupEnd(sha256=bytes(32)))
+    return [*cut_between_parts()[:-1], end]
+
+
+def parts_beyond_credit() -> list[Response]:
+    return [group(2), group(3), begin_of_parts(4)]
+
+
 def more_than_credit() -> list[Response]:
     return [group(2), group(3), group(4)]
 
@@ -135,9 +163,12 @@ def more_than_credit() -> list[Response]:
         (garbled_group, [1]),
         (orphaned_chunk, [1]),
         (more_than_credit, [1, 2, 3]),
+        (cut_between_parts, [1]),
+        (missing_part, [1]),
+        (parts_beyond_credit, [1, 2, 3]),
         (lambda: [None], [1]),
     ],
-    ids=["broken", "garbled", "orphan", "credit", "end"],
+    ids=["broken", "garbled", "orphan", "credit", "cut", "missing", "parts", "end"],
 )
 async def test_whatever_ends_the_stream_comes_behind_the_groups_before_it(
     stub: FakeStub,
@@ -157,6 +188,22 @@ async def test_whatever_ends_the_stream_comes_behind_the_groups_before_it(
             await asyncio.wait_for(late, WAIT_S)
 
 
+async def test_a_group_that_is_too_large_ends_the_stream_for_good(
+    stub: FakeStub, rows: RowSubscription
+) -> None:
+    """As a refusal, so that nobody subscribes again and again."""
+    await rows.credit(2)
+    stub.call.say(group(1), begin_of_parts(size_bytes=GROUP_BYTES_MAX + 1))
+    cursors: list[int] = []
+    with pytest.raises(GroupTooLargeError) as caught:
+        await asyncio.wait_for(take_all(rows, cursors), WAIT_S)
+    assert cursors == [1]
+    assert (caught.value.metadata["group_id"], caught.value.metadata["cursor"]) == ("g", "2")
+    assert stub.call.cancelled
+    with pytest.raises(GroupTooLargeError):
+        await rows.commit(1)
+
+
 async def test_closing_wakes_everyone(stub: FakeStub, rows: RowSubscription) -> None:
     await rows.credit(1)
     waiting = [asyncio.ensure_future(taken(rows)), asyncio.ensure_future(rows.commit(0))]
@@ -171,3 +218,35 @@ async def test_closing_wakes_everyone(stub: FakeStub, rows: RowSubscription) -> 
 async def test_a_confirmation_that_does_not_come_in_time_is_unknown(rows: RowSubscription) -> None:
     with pytest.raises(UnavailableError, match="not confirmed"):
         await rows.commit(1, timeout_s=0.01)
+
+
+class OneGroup:
+    """A Finalizer whose answer to GetGroup is cut, or changed, in the middle."""
+
+    def __init__(self, *responses: Response) -> None:
+        self._parts = [as_read(one) for one in responses]
+
+    async def GetGroup(  # noqa: N802 - gRPC's name
+        self, request: pb.GetGroupRequest, **settings: float
+    ) -> AsyncIterator[pb.GetGroupResponse]:
+        assert request.takes_parts
+        assert settings["timeout"] > 0
+        for part in self._parts:
+            yield part
+
+
+def as_read(response: Response) -> pb.GetGroupResponse:
+    event = response.WhichOneof("event")
+    return pb.GetGroupResponse(**{event: getattr(response, event)})
+
+
+@pytest.mark.requirement("FIN-3", "FIN-4")
+@pytest.mark.parametrize(
+    "responses", [cut_between_parts()[:-1], missing_part(), broken_frames(), garbled_group(), []]
+)
+async def test_a_group_that_is_read_broken_is_not_given(responses: list[Response]) -> None:
+    async with grpc.aio.insecure_channel("unix:/nothing") as channel:
+        client = FinalizerClient(channel)
+        client._stub = OneGroup(*responses)
+        with pytest.raises(UnavailableError, match="group g"):
+            await client.group("g")

@@ -96,12 +96,46 @@ def test_an_abandoned_group_is_dropped_as_it_is() -> None:
     assert log(abandon_reason="nobody came").drop_reason == "nobody came"
 
 
-def test_a_group_that_could_not_be_delivered_is_dropped() -> None:
-    limit = groups.GROUP_BYTES_MAX
-    assert log(finalized(0, path_bytes=limit - 4096)).drop_reason == ""
-    half = limit // 2
-    too_large = log(finalized(0, path_bytes=half), finalized(1, path_bytes=half))
+def of_size(slot: int, *sizes: int) -> row_log_pb2.FinalizedRollout:
+    """A finalized rollout whose calls have these sizes."""
+    return finalized(slot, path_bytes=sum(sizes), call_bytes=sizes)
+
+
+@pytest.mark.requirement("FIN-3")
+def test_a_group_of_any_size_is_published_and_says_whether_it_comes_in_parts() -> None:
+    limit = groups.WHOLE_BYTES_MAX
+    whole = log(of_size(0, limit - 4096, 1))
+    assert (whole.drop_reason, groups.comes_in_parts(whole)) == ("", False)
+    largest = 48 << 20
+    parted = log(*(of_size(slot, largest, largest) for slot in range(256)))
+    assert (parted.drop_reason, groups.comes_in_parts(parted)) == ("", True)
+    assert parted.size_bytes > 24 << 30
+    assert [part.size_bytes for part in parted.segments] == [largest] * 512
+    assert parted.ByteSize() < 256 << 10, "references alone become visible"
+
+
+def test_what_an_earlier_release_finalized_has_no_sizes_of_calls() -> None:
+    logged = log(finalized(0, path_bytes=groups.WHOLE_BYTES_MAX))
+    assert [part.size_bytes for part in logged.segments] == [0, 0]
+    assert groups.comes_in_parts(logged)
+
+
+def test_what_an_earlier_release_published_is_whole() -> None:
+    logged = log(finalized(0))
+    logged.ClearField("size_bytes")
+    assert not groups.comes_in_parts(logged)
+
+
+def test_a_group_is_dropped_only_when_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that no part holds, or references that no record holds."""
+    largest = groups.CALL_BYTES_MAX
+    assert log(of_size(0, largest, 1)).drop_reason == ""
+    too_large = log(of_size(0, 1, largest + 1), of_size(1, 1, 1))
     assert (too_large.drop_reason, len(too_large.rows)) == ("group_too_large", 0)
+    assert not groups.comes_in_parts(too_large)
+    monkeypatch.setattr(groups, "REFERENCES_BYTES_MAX", log(finalized(0)).ByteSize())
+    assert log(finalized(0)).drop_reason == ""
+    assert log(finalized(0), finalized(1)).drop_reason == "group_too_large"
 
 
 def crowded(slot: int) -> row_log_pb2.FinalizedRollout:
@@ -112,14 +146,21 @@ def crowded(slot: int) -> row_log_pb2.FinalizedRollout:
     return rollout
 
 
-def test_receipts_count_too_and_a_dropped_group_can_always_be_delivered() -> None:
+@pytest.mark.requirement("FIN-4")
+@pytest.mark.parametrize("selected", [0, 160_000])
+def test_receipts_count_too_and_a_dropped_group_can_always_be_delivered(selected: int) -> None:
     rollouts = [crowded(slot) for slot in range(3)]
-    logged = log(*rollouts)
-    assert logged.drop_reason == "group_too_large"
+    assert groups.comes_in_parts(log(*rollouts))
+    for rollout in rollouts:
+        rollout.receipt.selected_call_ids.extend(["c" * 128] * selected)
+    logged = log(*rollouts, abandon_reason="late")
+    assert not groups.comes_in_parts(logged)
     batch = groups.make_batch(logged, [one.receipt for one in rollouts], ())
-    assert batch.ByteSize() < groups.GROUP_BYTES_MAX
+    assert batch.ByteSize() < groups.WHOLE_BYTES_MAX
     assert [receipt.rollout_id for receipt in batch.receipts] == ["r0", "r1", "r2"]
     assert all(one.receipt.calls for one in rollouts), "what is stored keeps its calls"
+    few = groups.make_batch(logged, [rollouts[0].receipt], ())
+    assert list(few.receipts) == [rollouts[0].receipt], "nothing is lost that has room"
 
 
 def test_a_position_keeps_its_place_when_it_is_dropped() -> None:
@@ -146,7 +187,7 @@ def references(calls: list[StagedCall]) -> row_log_pb2.LoggedGroup:
 def test_what_is_delivered_is_proven_to_be_what_was_verified() -> None:
     calls = two_turns().staged()
     logged = references(calls)
-    assert groups.altered_call(logged, calls) is None
+    assert groups.altered_call(logged.segments, calls) is None
     first, second = calls
     flipped = second.token_ids.copy()
     flipped[-1] ^= 1
@@ -162,7 +203,7 @@ def test_what_is_delivered_is_proven_to_be_what_was_verified() -> None:
         first,
     ]
     for damaged in damages:
-        altered = groups.altered_call(logged, [first, damaged])
+        altered = groups.altered_call(logged.segments, [first, damaged])
         assert altered is not None
         assert altered.call_id == "c2"
 

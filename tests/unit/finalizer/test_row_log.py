@@ -100,7 +100,7 @@ async def test_a_commit_that_waits_when_its_stream_is_superseded_takes_no_effect
     """The newer stream has read the cursor: it would send what the older one has cleaned."""
     await row_log.keep_rollout(TENANT, finalized(0))
     await row_log.publish(TENANT, laid_out(finalized(0)))
-    stream = Subscription(subscriptions_of(row_log), TENANT, "trainer")
+    stream = Subscription(subscriptions_of(row_log), TENANT, "trainer", takes_parts=True)
     stream.begin_behind(1)
     store.gate.clear()
     store.reached.clear()

@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
+from callforest_mesh.assembly import Clients, build
 from callforest_mesh.chassis.configuration import CONTROL_TOKEN_VARIABLE, load
 from callforest_mesh.chassis.configuration_section import ConfigurationError
+from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.cli import AWAY, DONE, NO, WRONG, main
 from callforest_mesh.mesh_options import (
     check_all,
@@ -19,6 +23,7 @@ from callforest_mesh.mesh_options import (
     trainer_options,
     worker_options,
 )
+from callforest_mesh.trainer.service import TrainerService
 
 SCRIPTED = ["--set", "worker.engine=scripted", "--set", "trainer.model_path=m"]
 
@@ -190,6 +195,23 @@ def test_options_of_services_that_do_not_run_are_not_asked_for() -> None:
     check_all(load(settings=["services=[ledger]"]))
     with pytest.raises(ConfigurationError, match=r"trainer\.model_path: is required"):
         check_all(load(settings=["services=[trainer]"]))
+
+
+@pytest.mark.requirement("CFG-1")
+async def test_the_trainer_s_bound_of_a_group_is_its_client_s(tmp_path: Path) -> None:
+    settings = [f"state_dir={tmp_path}", "trainer.model_path=m", "services=[trainer]"]
+    limit = 128 << 20
+    read = load(settings=[*settings, f"trainer.group_bytes_max={limit}"])
+    assert trainer_options(read).group_bytes_max == limit
+    async with AsyncExitStack() as closers:
+        clients = Clients(read, lambda _name: grpc.aio.insecure_channel("unix:/none"), closers)
+        service = build("trainer", read, Drain(), clients)
+        assert isinstance(service, TrainerService)
+        rows = service._training._finalizer.subscribe("trainer")
+        assert rows._assembler._bytes_max == limit
+        await rows.close()
+    with pytest.raises(ConfigurationError, match="group_bytes_max must be at least 67108864"):
+        trainer_options(load(settings=[*settings, "trainer.group_bytes_max=1"]))
 
 
 @pytest.mark.requirement("TRN-7", "CFG-1")

@@ -56,7 +56,8 @@ Global___RowKind: _TypeAlias = RowKind  # noqa: Y015
 @_typing.final
 class GroupBatch(_message.Message):
     """GroupBatch is the unit of publication: all rows of one group, visible together or not at all. Its
-    size grows with the unique tokens, since rows only refer to segments.
+    size grows with the unique tokens, since rows only refer to segments. One that no payload holds travels as
+    GroupParts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -248,6 +248,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     written. `fault` is a fault of docs/protocol.md, section "Selection".
     Metadata: rollout_id, fault, call_ids.
     """
+    ERROR_REASON_GROUP_NEEDS_PARTS: _ErrorReason.ValueType  # 87
+    """ERROR_REASON_GROUP_NEEDS_PARTS: the next group is larger than a payload, and its reader did not say that
+    it takes parts. Status FAILED_PRECONDITION. Nothing of it was sent, and it stays where it is: read with a
+    client that sets takes_parts, or subscribe behind its cursor to leave it out.
+    Metadata: group_id, cursor, size_bytes.
+    """
     ERROR_REASON_TRAINER_CONFIGURATION: _ErrorReason.ValueType  # 100
     """ERROR_REASON_TRAINER_CONFIGURATION: the configuration or the loaded model cannot be trained.
     Status FAILED_PRECONDITION, before any rollout.
@@ -498,6 +504,12 @@ ERROR_REASON_SELECTION_REFUSED: ErrorReason.ValueType  # 86
 duplicated or ambiguous, or names what was not captured. Status INVALID_ARGUMENT; no receipt was
 written. `fault` is a fault of docs/protocol.md, section "Selection".
 Metadata: rollout_id, fault, call_ids.
+"""
+ERROR_REASON_GROUP_NEEDS_PARTS: ErrorReason.ValueType  # 87
+"""ERROR_REASON_GROUP_NEEDS_PARTS: the next group is larger than a payload, and its reader did not say that
+it takes parts. Status FAILED_PRECONDITION. Nothing of it was sent, and it stays where it is: read with a
+client that sets takes_parts, or subscribe behind its cursor to leave it out.
+Metadata: group_id, cursor, size_bytes.
 """
 ERROR_REASON_TRAINER_CONFIGURATION: ErrorReason.ValueType  # 100
 """ERROR_REASON_TRAINER_CONFIGURATION: the configuration or the loaded model cannot be trained.

@@ -5,6 +5,7 @@ isort:skip_file
 
 from callforest.capture.v1 import frame_pb2 as _frame_pb2
 from callforest.capture.v1 import group_batch_pb2 as _group_batch_pb2
+from callforest.capture.v1 import group_part_pb2 as _group_part_pb2
 from callforest.capture.v1 import receipt_pb2 as _receipt_pb2
 from callforest.capture.v1 import selection_pb2 as _selection_pb2
 from collections import abc as _abc
@@ -266,6 +267,7 @@ class StartSubscription(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     CONSUMER_FIELD_NUMBER: _builtins.int
     AFTER_CURSOR_FIELD_NUMBER: _builtins.int
+    TAKES_PARTS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the rows."""
     consumer: _builtins.str
@@ -274,16 +276,21 @@ class StartSubscription(_message.Message):
     """after_cursor is where to go on: groups behind it are sent. It must not lie before the committed
     cursor or beyond the log's head; 0 is before the first group. Absent: the committed cursor.
     """
+    takes_parts: _builtins.bool
+    """takes_parts is set by a consumer that puts groups in parts together (group_begin, group_end). To one
+    that does not, a group that is larger than a payload is refused, GROUP_NEEDS_PARTS; others come alike.
+    """
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         consumer: _builtins.str = ...,
         after_cursor: _builtins.int | None = ...,
+        takes_parts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_cursor", b"_after_cursor", "after_cursor", b"after_cursor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_cursor", b"_after_cursor", "after_cursor", b"after_cursor", "consumer", b"consumer", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_cursor", b"_after_cursor", "after_cursor", b"after_cursor", "consumer", b"consumer", "takes_parts", b"takes_parts", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_cursor: _TypeAlias = _typing.Literal["after_cursor"]  # noqa: Y015
     _WhichOneofArgType__after_cursor: _TypeAlias = _typing.Literal["_after_cursor", b"_after_cursor"]  # noqa: Y015
@@ -339,7 +346,10 @@ Global___CommitCursor: _TypeAlias = CommitCursor  # noqa: Y015
 
 @_typing.final
 class SubscribeRowsResponse(_message.Message):
-    """SubscribeRowsResponse is a group, a frame of a large one, or the confirmation of a commit."""
+    """SubscribeRowsResponse is a group, a frame of a large one, or the confirmation of a commit. Between
+    group_begin and group_end each framed payload is a GroupPart, elsewhere a GroupBatch; confirmations may
+    stand between two payloads, never between the frames of one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -348,17 +358,21 @@ class SubscribeRowsResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    GROUP_BEGIN_FIELD_NUMBER: _builtins.int
+    GROUP_END_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> _group_batch_pb2.GroupBatch:
-        """batch is a published group."""
+        """batch is a published group. In place of a part or of group_end it says that the group was dropped
+        meanwhile: it has the same cursor and its drop_reason, and the parts that came are void.
+        """
 
     @_builtins.property
     def begin(self) -> _frame_pb2.FrameBegin:
-        """begin announces a large group."""
+        """begin announces a large group, or a part."""
 
     @_builtins.property
     def chunk(self) -> _frame_pb2.FrameChunk:
-        """chunk is a part of it."""
+        """chunk is a piece of it."""
 
     @_builtins.property
     def end(self) -> _frame_pb2.FrameEnd:
@@ -368,6 +382,14 @@ class SubscribeRowsResponse(_message.Message):
     def committed(self) -> Global___CommitCursor:
         """committed confirms that a cursor is durable."""
 
+    @_builtins.property
+    def group_begin(self) -> _group_part_pb2.GroupBegin:
+        """group_begin announces a group in parts; with takes_parts alone."""
+
+    @_builtins.property
+    def group_end(self) -> _group_part_pb2.GroupEnd:
+        """group_end closes it: now the group came, and its cursor may be committed."""
+
     def __init__(
         self,
         *,
@@ -376,12 +398,14 @@ class SubscribeRowsResponse(_message.Message):
         chunk: _frame_pb2.FrameChunk | None = ...,
         end: _frame_pb2.FrameEnd | None = ...,
         committed: Global___CommitCursor | None = ...,
+        group_begin: _group_part_pb2.GroupBegin | None = ...,
+        group_end: _group_part_pb2.GroupEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "committed", b"committed", "end", b"end", "event", b"event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "committed", b"committed", "end", b"end", "event", b"event", "group_begin", b"group_begin", "group_end", b"group_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "committed", b"committed", "end", b"end", "event", b"event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "committed", b"committed", "end", b"end", "event", b"event", "group_begin", b"group_begin", "group_end", b"group_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batch", "begin", "chunk", "end", "committed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["batch", "begin", "chunk", "end", "committed", "group_begin", "group_end"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -447,19 +471,25 @@ class GetGroupRequest(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    TAKES_PARTS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """tenant owns the group."""
     group_id: _builtins.str
     """group_id names the group."""
+    takes_parts: _builtins.bool
+    """takes_parts is set by a reader that puts groups in parts together; without it a group that is larger
+    than a payload is refused, GROUP_NEEDS_PARTS.
+    """
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         group_id: _builtins.str = ...,
+        takes_parts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "takes_parts", b"takes_parts", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -467,7 +497,7 @@ Global___GetGroupRequest: _TypeAlias = GetGroupRequest  # noqa: Y015
 
 @_typing.final
 class GetGroupResponse(_message.Message):
-    """GetGroupResponse is the group, or a frame of a large one."""
+    """GetGroupResponse is the group, or a frame of a large one, or of a part of one that is larger still."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -475,21 +505,33 @@ class GetGroupResponse(_message.Message):
     BEGIN_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    GROUP_BEGIN_FIELD_NUMBER: _builtins.int
+    GROUP_END_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> _group_batch_pb2.GroupBatch:
         """batch is the group."""
 
     @_builtins.property
     def begin(self) -> _frame_pb2.FrameBegin:
-        """begin announces a large group."""
+        """begin announces a large group, or a part."""
 
     @_builtins.property
     def chunk(self) -> _frame_pb2.FrameChunk:
-        """chunk is a part of it."""
+        """chunk is a piece of it."""
 
     @_builtins.property
     def end(self) -> _frame_pb2.FrameEnd:
         """end closes it."""
+
+    @_builtins.property
+    def group_begin(self) -> _group_part_pb2.GroupBegin:
+        """group_begin announces a group in parts, with takes_parts alone: each framed payload that follows is a
+        GroupPart.
+        """
+
+    @_builtins.property
+    def group_end(self) -> _group_part_pb2.GroupEnd:
+        """group_end closes it."""
 
     def __init__(
         self,
@@ -498,12 +540,14 @@ class GetGroupResponse(_message.Message):
         begin: _frame_pb2.FrameBegin | None = ...,
         chunk: _frame_pb2.FrameChunk | None = ...,
         end: _frame_pb2.FrameEnd | None = ...,
+        group_begin: _group_part_pb2.GroupBegin | None = ...,
+        group_end: _group_part_pb2.GroupEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "group_begin", b"group_begin", "group_end", b"group_end", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "begin", b"begin", "chunk", b"chunk", "end", b"end", "group_begin", b"group_begin", "group_end", b"group_end", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["batch", "begin", "chunk", "end"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["batch", "begin", "chunk", "end", "group_begin", "group_end"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 

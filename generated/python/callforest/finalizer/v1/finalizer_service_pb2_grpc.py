@@ -96,8 +96,9 @@ class FinalizerServiceServicer:
         """SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. Each
         delivered group, dropped ones too, spends one credit; only RowCredit gives credit. Groups come
         again on a later stream until the cursor behind them is committed. A newer stream of the consumer
-        ends the older one. A group that cannot be read any more becomes a dropped one. Reasons:
-        CURSOR_INVALID, CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, OVERLOADED, PEER_UNAVAILABLE.
+        ends the older one. A group that cannot be read any more becomes a dropped one. One that is larger than
+        a payload comes in parts, and only to a consumer that takes them. Reasons: CURSOR_INVALID,
+        CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, GROUP_NEEDS_PARTS, OVERLOADED, PEER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +114,8 @@ class FinalizerServiceServicer:
     def GetGroup(self, request, context):
         """GetGroup reads a published group as it is delivered, without moving any cursor, for instance to export
         its rows with what proves them. Costs what its delivery costs. Reasons: GROUP_INCOMPLETE when it was
-        not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, PEER_UNAVAILABLE.
+        not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, GROUP_NEEDS_PARTS,
+        PEER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,7 +27,7 @@ from callforest.capture.v1 import receipt_pb2 as callforest_dot_capture_dot_v1_d
 from callforest.capture.v1 import selection_pb2 as callforest_dot_capture_dot_v1_dot_selection__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%callforest/finalizer/v1/row_log.proto\x12\x17\x63\x61llforest.finalizer.v1\x1a\'callforest/capture/v1/group_batch.proto\x1a#callforest/capture/v1/receipt.proto\x1a%callforest/capture/v1/selection.proto\"\x8f\x04\n\x10\x46inalizedRollout\x12\x38\n\x07receipt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x07receipt\x12\x35\n\x14\x64\x65\x63lared_response_id\x18\x02 \x01(\tH\x00R\x12\x64\x65\x63laredResponseId\x88\x01\x01\x12\x34\n\x16scored_response_sha256\x18\x03 \x01(\x0cR\x14scoredResponseSha256\x12\"\n\rpath_call_ids\x18\x04 \x03(\tR\x0bpathCallIds\x12\x1d\n\npath_bytes\x18\x05 \x01(\x04R\tpathBytes\x12%\n\x0e\x61ttempt_number\x18\x06 \x01(\rR\rattemptNumber\x12\x36\n\x05paths\x18\x07 \x03(\x0b\x32 .callforest.finalizer.v1.RowPathR\x05paths\x12#\n\rresult_sha256\x18\x08 \x01(\x0cR\x0cresultSha256\x12>\n\tselection\x18\t \x01(\x0b\x32 .callforest.capture.v1.SelectionR\tselection\x12\x34\n\x16mask_refused_selection\x18\n \x01(\x08R\x14maskRefusedSelectionB\x17\n\x15_declared_response_id\"$\n\x07RowPath\x12\x19\n\x08\x63\x61ll_ids\x18\x01 \x03(\tR\x07\x63\x61llIds\"\x9e\x03\n\x0bLoggedGroup\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12\x1f\n\x0brollout_ids\x18\x03 \x03(\tR\nrolloutIds\x12\x45\n\x08segments\x18\x04 \x03(\x0b\x32).callforest.finalizer.v1.SegmentReferenceR\x08segments\x12.\n\x04rows\x18\x05 \x03(\x0b\x32\x1a.callforest.capture.v1.RowR\x04rows\x12!\n\x0crow_multiple\x18\x06 \x01(\rR\x0browMultiple\x12\x1f\n\x0b\x64rop_reason\x18\x07 \x01(\tR\ndropReason\x12-\n\x12heuristic_fraction\x18\x08 \x01(\x01R\x11heuristicFraction\x12 \n\x0btraceparent\x18\t \x01(\tR\x0btraceparent\x12/\n\x13replacement_follows\x18\n \x01(\x08R\x12replacementFollows\"d\n\x10SegmentReference\x12\x1f\n\x0b\x63\x61pture_key\x18\x01 \x01(\tR\ncaptureKey\x12\x17\n\x07\x63\x61ll_id\x18\x02 \x01(\tR\x06\x63\x61llId\x12\x16\n\x06\x64igest\x18\x03 \x01(\x0cR\x06\x64igest\"\x9c\x01\n\x0bRowLogState\x12\x1f\n\x0bhead_cursor\x18\x01 \x01(\x04R\nheadCursor\x12)\n\x10\x63ommitted_cursor\x18\x02 \x01(\x04R\x0f\x63ommittedCursor\x12%\n\x0e\x63leaned_cursor\x18\x03 \x01(\x04R\rcleanedCursor\x12\x1a\n\x08\x63onsumer\x18\x04 \x01(\tR\x08\x63onsumerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%callforest/finalizer/v1/row_log.proto\x12\x17\x63\x61llforest.finalizer.v1\x1a\'callforest/capture/v1/group_batch.proto\x1a#callforest/capture/v1/receipt.proto\x1a%callforest/capture/v1/selection.proto\"\xae\x04\n\x10\x46inalizedRollout\x12\x38\n\x07receipt\x18\x01 \x01(\x0b\x32\x1e.callforest.capture.v1.ReceiptR\x07receipt\x12\x35\n\x14\x64\x65\x63lared_response_id\x18\x02 \x01(\tH\x00R\x12\x64\x65\x63laredResponseId\x88\x01\x01\x12\x34\n\x16scored_response_sha256\x18\x03 \x01(\x0cR\x14scoredResponseSha256\x12\"\n\rpath_call_ids\x18\x04 \x03(\tR\x0bpathCallIds\x12\x1d\n\npath_bytes\x18\x05 \x01(\x04R\tpathBytes\x12%\n\x0e\x61ttempt_number\x18\x06 \x01(\rR\rattemptNumber\x12\x36\n\x05paths\x18\x07 \x03(\x0b\x32 .callforest.finalizer.v1.RowPathR\x05paths\x12#\n\rresult_sha256\x18\x08 \x01(\x0cR\x0cresultSha256\x12>\n\tselection\x18\t \x01(\x0b\x32 .callforest.capture.v1.SelectionR\tselection\x12\x34\n\x16mask_refused_selection\x18\n \x01(\x08R\x14maskRefusedSelection\x12\x1d\n\ncall_bytes\x18\x0b \x03(\rR\tcallBytesB\x17\n\x15_declared_response_id\"$\n\x07RowPath\x12\x19\n\x08\x63\x61ll_ids\x18\x01 \x03(\tR\x07\x63\x61llIds\"\xbd\x03\n\x0bLoggedGroup\x12\x16\n\x06\x63ursor\x18\x01 \x01(\x04R\x06\x63ursor\x12\x19\n\x08group_id\x18\x02 \x01(\tR\x07groupId\x12\x1f\n\x0brollout_ids\x18\x03 \x03(\tR\nrolloutIds\x12\x45\n\x08segments\x18\x04 \x03(\x0b\x32).callforest.finalizer.v1.SegmentReferenceR\x08segments\x12.\n\x04rows\x18\x05 \x03(\x0b\x32\x1a.callforest.capture.v1.RowR\x04rows\x12!\n\x0crow_multiple\x18\x06 \x01(\rR\x0browMultiple\x12\x1f\n\x0b\x64rop_reason\x18\x07 \x01(\tR\ndropReason\x12-\n\x12heuristic_fraction\x18\x08 \x01(\x01R\x11heuristicFraction\x12 \n\x0btraceparent\x18\t \x01(\tR\x0btraceparent\x12/\n\x13replacement_follows\x18\n \x01(\x08R\x12replacementFollows\x12\x1d\n\nsize_bytes\x18\x0b \x01(\x04R\tsizeBytes\"\x83\x01\n\x10SegmentReference\x12\x1f\n\x0b\x63\x61pture_key\x18\x01 \x01(\tR\ncaptureKey\x12\x17\n\x07\x63\x61ll_id\x18\x02 \x01(\tR\x06\x63\x61llId\x12\x16\n\x06\x64igest\x18\x03 \x01(\x0cR\x06\x64igest\x12\x1d\n\nsize_bytes\x18\x04 \x01(\rR\tsizeBytes\"\x9c\x01\n\x0bRowLogState\x12\x1f\n\x0bhead_cursor\x18\x01 \x01(\x04R\nheadCursor\x12)\n\x10\x63ommitted_cursor\x18\x02 \x01(\x04R\x0f\x63ommittedCursor\x12%\n\x0e\x63leaned_cursor\x18\x03 \x01(\x04R\rcleanedCursor\x12\x1a\n\x08\x63onsumer\x18\x04 \x01(\tR\x08\x63onsumerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callforest.finalizer.v1.row
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FINALIZEDROLLOUT']._serialized_start=184
-  _globals['_FINALIZEDROLLOUT']._serialized_end=711
-  _globals['_ROWPATH']._serialized_start=713
-  _globals['_ROWPATH']._serialized_end=749
-  _globals['_LOGGEDGROUP']._serialized_start=752
-  _globals['_LOGGEDGROUP']._serialized_end=1166
-  _globals['_SEGMENTREFERENCE']._serialized_start=1168
-  _globals['_SEGMENTREFERENCE']._serialized_end=1268
-  _globals['_ROWLOGSTATE']._serialized_start=1271
-  _globals['_ROWLOGSTATE']._serialized_end=1427
+  _globals['_FINALIZEDROLLOUT']._serialized_end=742
+  _globals['_ROWPATH']._serialized_start=744
+  _globals['_ROWPATH']._serialized_end=780
+  _globals['_LOGGEDGROUP']._serialized_start=783
+  _globals['_LOGGEDGROUP']._serialized_end=1228
+  _globals['_SEGMENTREFERENCE']._serialized_start=1231
+  _globals['_SEGMENTREFERENCE']._serialized_end=1362
+  _globals['_ROWLOGSTATE']._serialized_start=1365
+  _globals['_ROWLOGSTATE']._serialized_end=1521
 # @@protoc_insertion_point(module_scope)

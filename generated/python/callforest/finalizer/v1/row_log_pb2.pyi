@@ -39,6 +39,7 @@ class FinalizedRollout(_message.Message):
     RESULT_SHA256_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
     MASK_REFUSED_SELECTION_FIELD_NUMBER: _builtins.int
+    CALL_BYTES_FIELD_NUMBER: _builtins.int
     declared_response_id: _builtins.str
     """declared_response_id is what the request declared; a repeat must declare the same."""
     scored_response_sha256: _builtins.bytes
@@ -69,6 +70,12 @@ class FinalizedRollout(_message.Message):
     def selection(self) -> _selection_pb2.Selection:
         """selection is what the request selected; a repeat must select the same."""
 
+    @_builtins.property
+    def call_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """call_bytes are the sizes of the receipt's calls in a batch, in their order; 0 for calls of no row. Empty
+        in what an earlier release finalized.
+        """
+
     def __init__(
         self,
         *,
@@ -82,10 +89,11 @@ class FinalizedRollout(_message.Message):
         result_sha256: _builtins.bytes = ...,
         selection: _selection_pb2.Selection | None = ...,
         mask_refused_selection: _builtins.bool = ...,
+        call_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "declared_response_id", b"declared_response_id", "receipt", b"receipt", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "declared_response_id", b"declared_response_id", "mask_refused_selection", b"mask_refused_selection", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "paths", b"paths", "receipt", b"receipt", "result_sha256", b"result_sha256", "scored_response_sha256", b"scored_response_sha256", "selection", b"selection"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id", "attempt_number", b"attempt_number", "call_bytes", b"call_bytes", "declared_response_id", b"declared_response_id", "mask_refused_selection", b"mask_refused_selection", "path_bytes", b"path_bytes", "path_call_ids", b"path_call_ids", "paths", b"paths", "receipt", b"receipt", "result_sha256", b"result_sha256", "scored_response_sha256", b"scored_response_sha256", "selection", b"selection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__declared_response_id: _TypeAlias = _typing.Literal["declared_response_id"]  # noqa: Y015
     _WhichOneofArgType__declared_response_id: _TypeAlias = _typing.Literal["_declared_response_id", b"_declared_response_id"]  # noqa: Y015
@@ -135,6 +143,7 @@ class LoggedGroup(_message.Message):
     HEURISTIC_FRACTION_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     REPLACEMENT_FOLLOWS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """cursor is the position."""
     group_id: _builtins.str
@@ -149,6 +158,10 @@ class LoggedGroup(_message.Message):
     """traceparent is the trace context of the group's publication, or empty."""
     replacement_follows: _builtins.bool
     """replacement_follows is set when another group stands for this dropped one."""
+    size_bytes: _builtins.int
+    """size_bytes is the most that the group's batch has; it says whether the group is delivered whole or in
+    parts. 0 in what an earlier release published, all of which is delivered whole.
+    """
     @_builtins.property
     def rollout_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """rollout_ids are the logical rollouts in slot order."""
@@ -174,10 +187,11 @@ class LoggedGroup(_message.Message):
         heuristic_fraction: _builtins.float = ...,
         traceparent: _builtins.str = ...,
         replacement_follows: _builtins.bool = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "replacement_follows", b"replacement_follows", "rollout_ids", b"rollout_ids", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drop_reason", b"drop_reason", "group_id", b"group_id", "heuristic_fraction", b"heuristic_fraction", "replacement_follows", b"replacement_follows", "rollout_ids", b"rollout_ids", "row_multiple", b"row_multiple", "rows", b"rows", "segments", b"segments", "size_bytes", b"size_bytes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,22 +206,26 @@ class SegmentReference(_message.Message):
     CAPTURE_KEY_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     capture_key: _builtins.str
     """capture_key names the attempt."""
     call_id: _builtins.str
     """call_id names the call."""
     digest: _builtins.bytes
     """digest is the call's digest as verified."""
+    size_bytes: _builtins.int
+    """size_bytes is the call's size in a batch; 0 when it is not known."""
     def __init__(
         self,
         *,
         capture_key: _builtins.str = ...,
         call_id: _builtins.str = ...,
         digest: _builtins.bytes = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "capture_key", b"capture_key", "digest", b"digest", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

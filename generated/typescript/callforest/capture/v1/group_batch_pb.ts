@@ -18,7 +18,8 @@ export const file_callforest_capture_v1_group_batch: GenFile = /*@__PURE__*/
 
 /**
  * GroupBatch is the unit of publication: all rows of one group, visible together or not at all. Its
- * size grows with the unique tokens, since rows only refer to segments.
+ * size grows with the unique tokens, since rows only refer to segments. One that no payload holds travels as
+ * GroupParts.
  *
  * @generated from message callforest.capture.v1.GroupBatch
  */

@@ -9,6 +9,8 @@ import type { FrameBegin, FrameChunk, FrameEnd } from "../../capture/v1/frame_pb
 import { file_callforest_capture_v1_frame } from "../../capture/v1/frame_pb.js";
 import type { GroupBatch } from "../../capture/v1/group_batch_pb.js";
 import { file_callforest_capture_v1_group_batch } from "../../capture/v1/group_batch_pb.js";
+import type { GroupBegin, GroupEnd } from "../../capture/v1/group_part_pb.js";
+import { file_callforest_capture_v1_group_part } from "../../capture/v1/group_part_pb.js";
 import type { Receipt } from "../../capture/v1/receipt_pb.js";
 import { file_callforest_capture_v1_receipt } from "../../capture/v1/receipt_pb.js";
 import type { Selection } from "../../capture/v1/selection_pb.js";
@@ -19,7 +21,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/finalizer/v1/finalizer_service.proto.
  */
 export const file_callforest_finalizer_v1_finalizer_service: GenFile = /*@__PURE__*/
-  fileDesc("Ci9jYWxsZm9yZXN0L2ZpbmFsaXplci92MS9maW5hbGl6ZXJfc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEi9AYKFkZpbmFsaXplUm9sbG91dFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQStAEKCnJvbGxvdXRfaWQYAyABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSFgoEc2xvdBgEIAEoDUIIukgFKgMQgCASOAoLY2FwdHVyZV9rZXkYBSABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJEgAiAEBEg0KBWVwb2NoGAYgASgEEhAKCHJldmlzaW9uGAcgASgEEhcKBnJld2FyZBgIIAEoAUIHukgEEgJAARItChRkZWNsYXJlZF9yZXNwb25zZV9pZBgJIAEoCUIKukgHcgUQARiAAkgBiAEBEiMKD3Njb3JlZF9yZXNwb25zZRgKIAEoDEIKukgHegUYgICAARIaCgZyZXN1bHQYCyABKAxCCrpIB3oFGICAwAESMwoJc2VsZWN0aW9uGAwgASgLMiAuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlNlbGVjdGlvbhIaChJlbnZpcm9ubWVudF9tYXNrZWQYDSABKAgSHgoWbWFza19yZWZ1c2VkX3NlbGVjdGlvbhgOIAEoCDqsAbpIqAEapQEKGWZpbmFsaXplX3JvbGxvdXQuZXZpZGVuY2USTXNjb3JlZF9yZXNwb25zZSBhbmQgcmVzdWx0IGhhdmUgbW9yZSB0aGFuIDMsNTAwLDAwMCBieXRlczsgbmFtZSBjYWxscyBpbnN0ZWFkGjlzaXplKHRoaXMuc2NvcmVkX3Jlc3BvbnNlKSArIHNpemUodGhpcy5yZXN1bHQpIDw9IDM1MDAwMDBCDgoMX2NhcHR1cmVfa2V5QhcKFV9kZWNsYXJlZF9yZXNwb25zZV9pZCJKChdGaW5hbGl6ZVJvbGxvdXRSZXNwb25zZRIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQiuwEKFEZpbmFsaXplR3JvdXBSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghncm91cF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEiEKDXJvbGxvdXRfY291bnQYAyABKA1CCrpIByoFGIAgKAESIAoOYWJhbmRvbl9yZWFzb24YBCABKAlCCLpIBXIDGIABIoUBChVGaW5hbGl6ZUdyb3VwUmVzcG9uc2USDgoGY3Vyc29yGAEgASgEEg8KB3Jvd19pZHMYAiADKAkSEwoLZHJvcF9yZWFzb24YAyABKAkSGgoSaGV1cmlzdGljX2ZyYWN0aW9uGAQgASgBEhoKEnJlcGxhY2VtZW50X3dhbnRlZBgFIAEoCCLTAQoUU3Vic2NyaWJlUm93c1JlcXVlc3QSOwoFc3RhcnQYASABKAsyKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TdGFydFN1YnNjcmlwdGlvbkgAEjQKBmNyZWRpdBgCIAEoCzIiLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd0NyZWRpdEgAEjcKBmNvbW1pdBgDIAEoCzIlLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkNvbW1pdEN1cnNvckgAQg8KBmFjdGlvbhIFukgCCAEinwEKEVN0YXJ0U3Vic2NyaXB0aW9uEiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghjb25zdW1lchgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhkKDGFmdGVyX2N1cnNvchgDIAEoBEgAiAEBQg8KDV9hZnRlcl9jdXJzb3IiJwoJUm93Q3JlZGl0EhoKBmdyb3VwcxgBIAEoDUIKukgHKgUYgAgoASIeCgxDb21taXRDdXJzb3ISDgoGY3Vyc29yGAEgASgEIqgCChVTdWJzY3JpYmVSb3dzUmVzcG9uc2USMgoFYmF0Y2gYASABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCYXRjaEgAEjIKBWJlZ2luGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAQgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSAASOgoJY29tbWl0dGVkGAUgASgLMiUuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuQ29tbWl0Q3Vyc29ySABCBwoFZXZlbnQiQAoQR2V0Um93TG9nUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQiVAoRR2V0Um93TG9nUmVzcG9uc2USEwoLaGVhZF9jdXJzb3IYASABKAQSGAoQY29tbWl0dGVkX2N1cnNvchgCIAEoBBIQCghjb25zdW1lchgDIAEoCSJxCg9HZXRHcm91cFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQi5gEKEEdldEdyb3VwUmVzcG9uc2USMgoFYmF0Y2gYASABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCYXRjaEgAEjIKBWJlZ2luGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAQgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSABCBgoEcGFydCJ1ChFHZXRSZWNlaXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMgoKcm9sbG91dF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkUKEkdldFJlY2VpcHRSZXNwb25zZRIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQyuAUKEEZpbmFsaXplclNlcnZpY2USeQoPRmluYWxpemVSb2xsb3V0Ei8uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVSb2xsb3V0UmVxdWVzdBowLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplUm9sbG91dFJlc3BvbnNlIgOQAgIScwoNRmluYWxpemVHcm91cBItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplR3JvdXBSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVHcm91cFJlc3BvbnNlIgOQAgISdwoNU3Vic2NyaWJlUm93cxItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlN1YnNjcmliZVJvd3NSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuU3Vic2NyaWJlUm93c1Jlc3BvbnNlIgOQAgIoATABEmcKCUdldFJvd0xvZxIpLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJvd0xvZ1JlcXVlc3QaKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5HZXRSb3dMb2dSZXNwb25zZSIDkAIBEmYKCEdldEdyb3VwEiguY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0R3JvdXBSZXF1ZXN0GikuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0R3JvdXBSZXNwb25zZSIDkAIBMAESagoKR2V0UmVjZWlwdBIqLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJlY2VpcHRSZXF1ZXN0GisuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0UmVjZWlwdFJlc3BvbnNlIgOQAgFiBnByb3RvMw", [file_buf_validate_validate, file_callforest_capture_v1_frame, file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
+  fileDesc("Ci9jYWxsZm9yZXN0L2ZpbmFsaXplci92MS9maW5hbGl6ZXJfc2VydmljZS5wcm90bxIXY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEi9AYKFkZpbmFsaXplUm9sbG91dFJlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskEjAKCGdyb3VwX2lkGAIgASgJQh66SBtyGRABGIABMhJeW0EtWmEtejAtOS5ffi1dKyQStAEKCnJvbGxvdXRfaWQYAyABKAlCnwG6SJsBugF+Chlyb2xsb3V0X2lkLm5vdF9hbl9hdHRlbXB0EkVtdXN0IG5vdCBlbmQgaW4gLWEgYW5kIGEgbnVtYmVyOiB0aGF0IGlzIGhvdyBsYXRlciBhdHRlbXB0cyBhcmUgbmFtZWQaGiF0aGlzLm1hdGNoZXMoJy1hWzAtOV0rJCcpchgQARhwMhJeW0EtWmEtejAtOS5ffi1dKyQSFgoEc2xvdBgEIAEoDUIIukgFKgMQgCASOAoLY2FwdHVyZV9rZXkYBSABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJEgAiAEBEg0KBWVwb2NoGAYgASgEEhAKCHJldmlzaW9uGAcgASgEEhcKBnJld2FyZBgIIAEoAUIHukgEEgJAARItChRkZWNsYXJlZF9yZXNwb25zZV9pZBgJIAEoCUIKukgHcgUQARiAAkgBiAEBEiMKD3Njb3JlZF9yZXNwb25zZRgKIAEoDEIKukgHegUYgICAARIaCgZyZXN1bHQYCyABKAxCCrpIB3oFGICAwAESMwoJc2VsZWN0aW9uGAwgASgLMiAuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlNlbGVjdGlvbhIaChJlbnZpcm9ubWVudF9tYXNrZWQYDSABKAgSHgoWbWFza19yZWZ1c2VkX3NlbGVjdGlvbhgOIAEoCDqsAbpIqAEapQEKGWZpbmFsaXplX3JvbGxvdXQuZXZpZGVuY2USTXNjb3JlZF9yZXNwb25zZSBhbmQgcmVzdWx0IGhhdmUgbW9yZSB0aGFuIDMsNTAwLDAwMCBieXRlczsgbmFtZSBjYWxscyBpbnN0ZWFkGjlzaXplKHRoaXMuc2NvcmVkX3Jlc3BvbnNlKSArIHNpemUodGhpcy5yZXN1bHQpIDw9IDM1MDAwMDBCDgoMX2NhcHR1cmVfa2V5QhcKFV9kZWNsYXJlZF9yZXNwb25zZV9pZCJKChdGaW5hbGl6ZVJvbGxvdXRSZXNwb25zZRIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQiuwEKFEZpbmFsaXplR3JvdXBSZXF1ZXN0EiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghncm91cF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEiEKDXJvbGxvdXRfY291bnQYAyABKA1CCrpIByoFGIAgKAESIAoOYWJhbmRvbl9yZWFzb24YBCABKAlCCLpIBXIDGIABIoUBChVGaW5hbGl6ZUdyb3VwUmVzcG9uc2USDgoGY3Vyc29yGAEgASgEEg8KB3Jvd19pZHMYAiADKAkSEwoLZHJvcF9yZWFzb24YAyABKAkSGgoSaGV1cmlzdGljX2ZyYWN0aW9uGAQgASgBEhoKEnJlcGxhY2VtZW50X3dhbnRlZBgFIAEoCCLTAQoUU3Vic2NyaWJlUm93c1JlcXVlc3QSOwoFc3RhcnQYASABKAsyKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5TdGFydFN1YnNjcmlwdGlvbkgAEjQKBmNyZWRpdBgCIAEoCzIiLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd0NyZWRpdEgAEjcKBmNvbW1pdBgDIAEoCzIlLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkNvbW1pdEN1cnNvckgAQg8KBmFjdGlvbhIFukgCCAEitAEKEVN0YXJ0U3Vic2NyaXB0aW9uEiwKBnRlbmFudBgBIAEoCUIcukgZchcQARhAMhFeW0EtWmEtejAtOS5fLV0rJBIwCghjb25zdW1lchgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskEhkKDGFmdGVyX2N1cnNvchgDIAEoBEgAiAEBEhMKC3Rha2VzX3BhcnRzGAQgASgIQg8KDV9hZnRlcl9jdXJzb3IiJwoJUm93Q3JlZGl0EhoKBmdyb3VwcxgBIAEoDUIKukgHKgUYgAgoASIeCgxDb21taXRDdXJzb3ISDgoGY3Vyc29yGAEgASgEIpgDChVTdWJzY3JpYmVSb3dzUmVzcG9uc2USMgoFYmF0Y2gYASABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCYXRjaEgAEjIKBWJlZ2luGAIgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQmVnaW5IABIyCgVjaHVuaxgDIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5GcmFtZUNodW5rSAASLgoDZW5kGAQgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lRW5kSAASOgoJY29tbWl0dGVkGAUgASgLMiUuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuQ29tbWl0Q3Vyc29ySAASOAoLZ3JvdXBfYmVnaW4YBiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuR3JvdXBCZWdpbkgAEjQKCWdyb3VwX2VuZBgHIAEoCzIfLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Hcm91cEVuZEgAQgcKBWV2ZW50IkAKEEdldFJvd0xvZ1JlcXVlc3QSLAoGdGVuYW50GAEgASgJQhy6SBlyFxABGEAyEV5bQS1aYS16MC05Ll8tXSskIlQKEUdldFJvd0xvZ1Jlc3BvbnNlEhMKC2hlYWRfY3Vyc29yGAEgASgEEhgKEGNvbW1pdHRlZF9jdXJzb3IYAiABKAQSEAoIY29uc3VtZXIYAyABKAkihgEKD0dldEdyb3VwUmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMAoIZ3JvdXBfaWQYAiABKAlCHrpIG3IZEAEYgAEyEl5bQS1aYS16MC05Ll9+LV0rJBITCgt0YWtlc19wYXJ0cxgDIAEoCCLWAgoQR2V0R3JvdXBSZXNwb25zZRIyCgViYXRjaBgBIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Hcm91cEJhdGNoSAASMgoFYmVnaW4YAiABKAsyIS5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVCZWdpbkgAEjIKBWNodW5rGAMgASgLMiEuY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkZyYW1lQ2h1bmtIABIuCgNlbmQYBCABKAsyHy5jYWxsZm9yZXN0LmNhcHR1cmUudjEuRnJhbWVFbmRIABI4Cgtncm91cF9iZWdpbhgFIAEoCzIhLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Hcm91cEJlZ2luSAASNAoJZ3JvdXBfZW5kGAYgASgLMh8uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLkdyb3VwRW5kSABCBgoEcGFydCJ1ChFHZXRSZWNlaXB0UmVxdWVzdBIsCgZ0ZW5hbnQYASABKAlCHLpIGXIXEAEYQDIRXltBLVphLXowLTkuXy1dKyQSMgoKcm9sbG91dF9pZBgCIAEoCUIeukgbchkQARiAATISXltBLVphLXowLTkuX34tXSskIkUKEkdldFJlY2VpcHRSZXNwb25zZRIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQyuAUKEEZpbmFsaXplclNlcnZpY2USeQoPRmluYWxpemVSb2xsb3V0Ei8uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVSb2xsb3V0UmVxdWVzdBowLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplUm9sbG91dFJlc3BvbnNlIgOQAgIScwoNRmluYWxpemVHcm91cBItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkZpbmFsaXplR3JvdXBSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuRmluYWxpemVHcm91cFJlc3BvbnNlIgOQAgISdwoNU3Vic2NyaWJlUm93cxItLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlN1YnNjcmliZVJvd3NSZXF1ZXN0Gi4uY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuU3Vic2NyaWJlUm93c1Jlc3BvbnNlIgOQAgIoATABEmcKCUdldFJvd0xvZxIpLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJvd0xvZ1JlcXVlc3QaKi5jYWxsZm9yZXN0LmZpbmFsaXplci52MS5HZXRSb3dMb2dSZXNwb25zZSIDkAIBEmYKCEdldEdyb3VwEiguY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0R3JvdXBSZXF1ZXN0GikuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0R3JvdXBSZXNwb25zZSIDkAIBMAESagoKR2V0UmVjZWlwdBIqLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLkdldFJlY2VpcHRSZXF1ZXN0GisuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuR2V0UmVjZWlwdFJlc3BvbnNlIgOQAgFiBnByb3RvMw", [file_buf_validate_validate, file_callforest_capture_v1_frame, file_callforest_capture_v1_group_batch, file_callforest_capture_v1_group_part, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
 
 /**
  * FinalizeRolloutRequest names a sealed attempt and how it ended.
@@ -325,6 +327,14 @@ export type StartSubscription = Message<"callforest.finalizer.v1.StartSubscripti
    * @generated from field: optional uint64 after_cursor = 3;
    */
   afterCursor?: bigint | undefined;
+
+  /**
+   * takes_parts is set by a consumer that puts groups in parts together (group_begin, group_end). To one
+   * that does not, a group that is larger than a payload is refused, GROUP_NEEDS_PARTS; others come alike.
+   *
+   * @generated from field: bool takes_parts = 4;
+   */
+  takesParts: boolean;
 };
 
 /**
@@ -378,7 +388,9 @@ export const CommitCursorSchema: GenMessage<CommitCursor> = /*@__PURE__*/
   messageDesc(file_callforest_finalizer_v1_finalizer_service, 7);
 
 /**
- * SubscribeRowsResponse is a group, a frame of a large one, or the confirmation of a commit.
+ * SubscribeRowsResponse is a group, a frame of a large one, or the confirmation of a commit. Between
+ * group_begin and group_end each framed payload is a GroupPart, elsewhere a GroupBatch; confirmations may
+ * stand between two payloads, never between the frames of one.
  *
  * @generated from message callforest.finalizer.v1.SubscribeRowsResponse
  */
@@ -390,7 +402,8 @@ export type SubscribeRowsResponse = Message<"callforest.finalizer.v1.SubscribeRo
    */
   event: {
     /**
-     * batch is a published group.
+     * batch is a published group. In place of a part or of group_end it says that the group was dropped
+     * meanwhile: it has the same cursor and its drop_reason, and the parts that came are void.
      *
      * @generated from field: callforest.capture.v1.GroupBatch batch = 1;
      */
@@ -398,7 +411,7 @@ export type SubscribeRowsResponse = Message<"callforest.finalizer.v1.SubscribeRo
     case: "batch";
   } | {
     /**
-     * begin announces a large group.
+     * begin announces a large group, or a part.
      *
      * @generated from field: callforest.capture.v1.FrameBegin begin = 2;
      */
@@ -406,7 +419,7 @@ export type SubscribeRowsResponse = Message<"callforest.finalizer.v1.SubscribeRo
     case: "begin";
   } | {
     /**
-     * chunk is a part of it.
+     * chunk is a piece of it.
      *
      * @generated from field: callforest.capture.v1.FrameChunk chunk = 3;
      */
@@ -428,6 +441,22 @@ export type SubscribeRowsResponse = Message<"callforest.finalizer.v1.SubscribeRo
      */
     value: CommitCursor;
     case: "committed";
+  } | {
+    /**
+     * group_begin announces a group in parts; with takes_parts alone.
+     *
+     * @generated from field: callforest.capture.v1.GroupBegin group_begin = 6;
+     */
+    value: GroupBegin;
+    case: "groupBegin";
+  } | {
+    /**
+     * group_end closes it: now the group came, and its cursor may be committed.
+     *
+     * @generated from field: callforest.capture.v1.GroupEnd group_end = 7;
+     */
+    value: GroupEnd;
+    case: "groupEnd";
   } | { case: undefined; value?: undefined };
 };
 
@@ -513,6 +542,14 @@ export type GetGroupRequest = Message<"callforest.finalizer.v1.GetGroupRequest">
    * @generated from field: string group_id = 2;
    */
   groupId: string;
+
+  /**
+   * takes_parts is set by a reader that puts groups in parts together; without it a group that is larger
+   * than a payload is refused, GROUP_NEEDS_PARTS.
+   *
+   * @generated from field: bool takes_parts = 3;
+   */
+  takesParts: boolean;
 };
 
 /**
@@ -523,7 +560,7 @@ export const GetGroupRequestSchema: GenMessage<GetGroupRequest> = /*@__PURE__*/
   messageDesc(file_callforest_finalizer_v1_finalizer_service, 11);
 
 /**
- * GetGroupResponse is the group, or a frame of a large one.
+ * GetGroupResponse is the group, or a frame of a large one, or of a part of one that is larger still.
  *
  * @generated from message callforest.finalizer.v1.GetGroupResponse
  */
@@ -543,7 +580,7 @@ export type GetGroupResponse = Message<"callforest.finalizer.v1.GetGroupResponse
     case: "batch";
   } | {
     /**
-     * begin announces a large group.
+     * begin announces a large group, or a part.
      *
      * @generated from field: callforest.capture.v1.FrameBegin begin = 2;
      */
@@ -551,7 +588,7 @@ export type GetGroupResponse = Message<"callforest.finalizer.v1.GetGroupResponse
     case: "begin";
   } | {
     /**
-     * chunk is a part of it.
+     * chunk is a piece of it.
      *
      * @generated from field: callforest.capture.v1.FrameChunk chunk = 3;
      */
@@ -565,6 +602,23 @@ export type GetGroupResponse = Message<"callforest.finalizer.v1.GetGroupResponse
      */
     value: FrameEnd;
     case: "end";
+  } | {
+    /**
+     * group_begin announces a group in parts, with takes_parts alone: each framed payload that follows is a
+     * GroupPart.
+     *
+     * @generated from field: callforest.capture.v1.GroupBegin group_begin = 5;
+     */
+    value: GroupBegin;
+    case: "groupBegin";
+  } | {
+    /**
+     * group_end closes it.
+     *
+     * @generated from field: callforest.capture.v1.GroupEnd group_end = 6;
+     */
+    value: GroupEnd;
+    case: "groupEnd";
   } | { case: undefined; value?: undefined };
 };
 
@@ -660,8 +714,9 @@ export const FinalizerService: GenService<{
    * SubscribeRows delivers published groups in order, from behind the consumer's committed cursor. Each
    * delivered group, dropped ones too, spends one credit; only RowCredit gives credit. Groups come
    * again on a later stream until the cursor behind them is committed. A newer stream of the consumer
-   * ends the older one. A group that cannot be read any more becomes a dropped one. Reasons:
-   * CURSOR_INVALID, CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, OVERLOADED, PEER_UNAVAILABLE.
+   * ends the older one. A group that cannot be read any more becomes a dropped one. One that is larger than
+   * a payload comes in parts, and only to a consumer that takes them. Reasons: CURSOR_INVALID,
+   * CONSUMER_BOUND, SUBSCRIPTION_SUPERSEDED, GROUP_NEEDS_PARTS, OVERLOADED, PEER_UNAVAILABLE.
    *
    * @generated from rpc callforest.finalizer.v1.FinalizerService.SubscribeRows
    */
@@ -683,7 +738,8 @@ export const FinalizerService: GenService<{
   /**
    * GetGroup reads a published group as it is delivered, without moving any cursor, for instance to export
    * its rows with what proves them. Costs what its delivery costs. Reasons: GROUP_INCOMPLETE when it was
-   * not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, PEER_UNAVAILABLE.
+   * not published, CALL_NOT_FOUND when its staged calls are gone, STORE_CORRUPT, GROUP_NEEDS_PARTS,
+   * PEER_UNAVAILABLE.
    *
    * @generated from rpc callforest.finalizer.v1.FinalizerService.GetGroup
    */

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file callforest/finalizer/v1/row_log.proto.
  */
 export const file_callforest_finalizer_v1_row_log: GenFile = /*@__PURE__*/
-  fileDesc("CiVjYWxsZm9yZXN0L2ZpbmFsaXplci92MS9yb3dfbG9nLnByb3RvEhdjYWxsZm9yZXN0LmZpbmFsaXplci52MSL/AgoQRmluYWxpemVkUm9sbG91dBIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQSIQoUZGVjbGFyZWRfcmVzcG9uc2VfaWQYAiABKAlIAIgBARIeChZzY29yZWRfcmVzcG9uc2Vfc2hhMjU2GAMgASgMEhUKDXBhdGhfY2FsbF9pZHMYBCADKAkSEgoKcGF0aF9ieXRlcxgFIAEoBBIWCg5hdHRlbXB0X251bWJlchgGIAEoDRIvCgVwYXRocxgHIAMoCzIgLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd1BhdGgSFQoNcmVzdWx0X3NoYTI1NhgIIAEoDBIzCglzZWxlY3Rpb24YCSABKAsyIC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU2VsZWN0aW9uEh4KFm1hc2tfcmVmdXNlZF9zZWxlY3Rpb24YCiABKAhCFwoVX2RlY2xhcmVkX3Jlc3BvbnNlX2lkIhsKB1Jvd1BhdGgSEAoIY2FsbF9pZHMYASADKAkipAIKC0xvZ2dlZEdyb3VwEg4KBmN1cnNvchgBIAEoBBIQCghncm91cF9pZBgCIAEoCRITCgtyb2xsb3V0X2lkcxgDIAMoCRI7CghzZWdtZW50cxgEIAMoCzIpLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlNlZ21lbnRSZWZlcmVuY2USKAoEcm93cxgFIAMoCzIaLmNhbGxmb3Jlc3QuY2FwdHVyZS52MS5Sb3cSFAoMcm93X211bHRpcGxlGAYgASgNEhMKC2Ryb3BfcmVhc29uGAcgASgJEhoKEmhldXJpc3RpY19mcmFjdGlvbhgIIAEoARITCgt0cmFjZXBhcmVudBgJIAEoCRIbChNyZXBsYWNlbWVudF9mb2xsb3dzGAogASgIIkgKEFNlZ21lbnRSZWZlcmVuY2USEwoLY2FwdHVyZV9rZXkYASABKAkSDwoHY2FsbF9pZBgCIAEoCRIOCgZkaWdlc3QYAyABKAwiZgoLUm93TG9nU3RhdGUSEwoLaGVhZF9jdXJzb3IYASABKAQSGAoQY29tbWl0dGVkX2N1cnNvchgCIAEoBBIWCg5jbGVhbmVkX2N1cnNvchgDIAEoBBIQCghjb25zdW1lchgEIAEoCWIGcHJvdG8z", [file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
+  fileDesc("CiVjYWxsZm9yZXN0L2ZpbmFsaXplci92MS9yb3dfbG9nLnByb3RvEhdjYWxsZm9yZXN0LmZpbmFsaXplci52MSKTAwoQRmluYWxpemVkUm9sbG91dBIvCgdyZWNlaXB0GAEgASgLMh4uY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJlY2VpcHQSIQoUZGVjbGFyZWRfcmVzcG9uc2VfaWQYAiABKAlIAIgBARIeChZzY29yZWRfcmVzcG9uc2Vfc2hhMjU2GAMgASgMEhUKDXBhdGhfY2FsbF9pZHMYBCADKAkSEgoKcGF0aF9ieXRlcxgFIAEoBBIWCg5hdHRlbXB0X251bWJlchgGIAEoDRIvCgVwYXRocxgHIAMoCzIgLmNhbGxmb3Jlc3QuZmluYWxpemVyLnYxLlJvd1BhdGgSFQoNcmVzdWx0X3NoYTI1NhgIIAEoDBIzCglzZWxlY3Rpb24YCSABKAsyIC5jYWxsZm9yZXN0LmNhcHR1cmUudjEuU2VsZWN0aW9uEh4KFm1hc2tfcmVmdXNlZF9zZWxlY3Rpb24YCiABKAgSEgoKY2FsbF9ieXRlcxgLIAMoDUIXChVfZGVjbGFyZWRfcmVzcG9uc2VfaWQiGwoHUm93UGF0aBIQCghjYWxsX2lkcxgBIAMoCSK4AgoLTG9nZ2VkR3JvdXASDgoGY3Vyc29yGAEgASgEEhAKCGdyb3VwX2lkGAIgASgJEhMKC3JvbGxvdXRfaWRzGAMgAygJEjsKCHNlZ21lbnRzGAQgAygLMikuY2FsbGZvcmVzdC5maW5hbGl6ZXIudjEuU2VnbWVudFJlZmVyZW5jZRIoCgRyb3dzGAUgAygLMhouY2FsbGZvcmVzdC5jYXB0dXJlLnYxLlJvdxIUCgxyb3dfbXVsdGlwbGUYBiABKA0SEwoLZHJvcF9yZWFzb24YByABKAkSGgoSaGV1cmlzdGljX2ZyYWN0aW9uGAggASgBEhMKC3RyYWNlcGFyZW50GAkgASgJEhsKE3JlcGxhY2VtZW50X2ZvbGxvd3MYCiABKAgSEgoKc2l6ZV9ieXRlcxgLIAEoBCJcChBTZWdtZW50UmVmZXJlbmNlEhMKC2NhcHR1cmVfa2V5GAEgASgJEg8KB2NhbGxfaWQYAiABKAkSDgoGZGlnZXN0GAMgASgMEhIKCnNpemVfYnl0ZXMYBCABKA0iZgoLUm93TG9nU3RhdGUSEwoLaGVhZF9jdXJzb3IYASABKAQSGAoQY29tbWl0dGVkX2N1cnNvchgCIAEoBBIWCg5jbGVhbmVkX2N1cnNvchgDIAEoBBIQCghjb25zdW1lchgEIAEoCWIGcHJvdG8z", [file_callforest_capture_v1_group_batch, file_callforest_capture_v1_receipt, file_callforest_capture_v1_selection]);
 
 /**
  * FinalizedRollout is what the finalizer keeps of a rollout: its receipt, what was asked, and what its
@@ -95,6 +95,14 @@ export type FinalizedRollout = Message<"callforest.finalizer.v1.FinalizedRollout
    * @generated from field: bool mask_refused_selection = 10;
    */
   maskRefusedSelection: boolean;
+
+  /**
+   * call_bytes are the sizes of the receipt's calls in a batch, in their order; 0 for calls of no row. Empty
+   * in what an earlier release finalized.
+   *
+   * @generated from field: repeated uint32 call_bytes = 11;
+   */
+  callBytes: number[];
 };
 
 /**
@@ -201,6 +209,14 @@ export type LoggedGroup = Message<"callforest.finalizer.v1.LoggedGroup"> & {
    * @generated from field: bool replacement_follows = 10;
    */
   replacementFollows: boolean;
+
+  /**
+   * size_bytes is the most that the group's batch has; it says whether the group is delivered whole or in
+   * parts. 0 in what an earlier release published, all of which is delivered whole.
+   *
+   * @generated from field: uint64 size_bytes = 11;
+   */
+  sizeBytes: bigint;
 };
 
 /**
@@ -236,6 +252,13 @@ export type SegmentReference = Message<"callforest.finalizer.v1.SegmentReference
    * @generated from field: bytes digest = 3;
    */
   digest: Uint8Array;
+
+  /**
+   * size_bytes is the call's size in a batch; 0 when it is not known.
+   *
+   * @generated from field: uint32 size_bytes = 4;
+   */
+  sizeBytes: number;
 };
 
 /**
