@@ -157,7 +157,9 @@ def fault_of_status(status: status_pb2.Status) -> tuple[str, str | None]:
         return info.reason, f"a fault of the service: {status.message}"
     if code is grpc.StatusCode.UNAVAILABLE and not _OUT_OF_TIME.search(status.message):
         return info.reason, f"bad input looks like an outage: {status.message}"
-    return info.reason, fault_of_text(f"{status.message} {dict(info.metadata)}")
+    # As it is: quoted, a caller's own "b" would look like bytes that were printed.
+    facts = " ".join(f"{key}={value}" for key, value in info.metadata.items())
+    return info.reason, fault_of_text(f"{status.message} {facts}")
 
 
 STRANGE_PATHS: Final = (

@@ -12,12 +12,19 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import grpc
+
 from callforest.capture.v1 import capture_admission_pb2, item_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest.staging.v1 import staging_service_pb2 as staging_pb
 from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest_client.codec import are_coords_of, coords_without_columns, staged_call_to_proto
-from callforest_client.errors import CallforestError, RefusedError, reason_name
+from callforest_client.errors import (
+    CallforestError,
+    RefusedError,
+    UnavailableError,
+    reason_name,
+)
 from callforest_client.staging import StagingClient
 from callforest_core.custody.errors import CaptureError
 from callforest_core.refusal import Refusal
@@ -164,20 +171,26 @@ class Calls:
 
         Raises:
             CallforestError: Staging cannot be asked.
+            Refusal: ITEM_DEADLINE, the item's own time was too short for that.
         """
         if not ask.context.is_repeat or ask.admission is None:
             return None
         left_s = ask.schedule.generated - asyncio.get_running_loop().time()
+        bound_s = max(0.001, min(self._options.stage_timeout_s, left_s))
         try:
             (staged,) = await self._staging.for_tenant(ask.context.tenant).fetch(
                 ask.admission.capture_key,
                 [ask.admission.call_id],
                 without_columns=True,
-                timeout_s=max(0.001, min(self._options.stage_timeout_s, left_s)),
+                timeout_s=bound_s,
             )
         except RefusedError as error:
             if error.reason == er.ERROR_REASON_CALL_NOT_FOUND:
                 return None
+            raise
+        except UnavailableError as error:
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED and bound_s >= left_s:
+                raise item_late(ask.schedule.timeout_ms) from error  # not Staging's doing
             raise
         generated = pb.GeneratedCall(staged=coords_without_columns(staged))
         _serve_first(staged, generated)

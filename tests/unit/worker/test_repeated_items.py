@@ -6,6 +6,7 @@ import pytest
 from callforest.capture.v1 import item_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import RefusedError, UnavailableError
+from callforest_core.refusal import Refusal
 from callforest_mesh.worker.calls import Calls
 from callforest_mesh.worker.options import WorkerOptions
 from callforest_mesh.worker.scripted import ScriptedEngine
@@ -52,6 +53,19 @@ async def test_nothing_is_sampled_while_nobody_knows() -> None:
     staging = PlayedStaging()
     staging.fetching = AWAY
     calls, engine = await worker_on(staging)
+    with pytest.raises(UnavailableError):
+        await calls.generate(AGAIN, call_of())
+    assert not engine.prompts
+
+
+async def test_an_item_without_time_for_the_look_is_late_and_no_outage() -> None:
+    staging = PlayedStaging()
+    staging.fetching = UnavailableError(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+    calls, engine = await worker_on(staging)
+    short = item_pb2.ItemContext(sequence=2, tenant="t", timeout_ms=20, is_repeat=True)
+    with pytest.raises(Refusal) as caught:
+        await calls.generate(short, call_of())
+    assert caught.value.reason == er.ERROR_REASON_ITEM_DEADLINE
     with pytest.raises(UnavailableError):
         await calls.generate(AGAIN, call_of())
     assert not engine.prompts
