@@ -94,14 +94,15 @@ def _compact(parsed: argparse.Namespace, configuration: MeshConfiguration) -> in
 
 def _backup(parsed: argparse.Namespace, configuration: MeshConfiguration) -> int:
     from callforest_mesh.chassis.store_copy import back_up
+    from callforest_mesh.chassis.store_moment import at_one_moment
     from callforest_mesh.chassis.store_snapshot import StoreSnapshot
 
     paths = _there(parsed.name, configuration)
     with ExitStack() as closers:
-        # All moments first, the copies then: what one store refers to is in the next one's.
         snapshots = {
             name: closers.enter_context(StoreSnapshot(path)) for name, path in paths.items()
         }
+        at_one_moment(list(snapshots.values()))
         for name, path in paths.items():
             copied = back_up(snapshots[name], path, parsed.directory / name)
             _tell("backed up", name, copied)
