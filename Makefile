@@ -98,7 +98,7 @@ simulate: install ## Simulate the mesh under faults (DEPTH=n times 50,000 items;
 faults: install ## Put faulty links, disks and consumers between real processes (DEPTH=n)
 	@$(BIN)/pytest -q -s tests/robustness/test_lost_answers.py tests/robustness/test_late_rows.py \
 		tests/robustness/test_slow_consumer.py tests/robustness/test_slow_disk.py \
-		tests/robustness/test_reader_leak.py
+		tests/robustness/test_reader_leak.py tests/robustness/test_full_disk.py
 
 .PHONY: rolling
 rolling: install ## Restart every service, one after the other, under load (DEPTH=n rounds)

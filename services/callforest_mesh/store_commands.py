@@ -72,6 +72,13 @@ def add_store_commands(
         metavar="SECONDS",
         help="how long logs of consumed attempts stay (a week)",
     )
+    sweep.add_argument(
+        "--abandoned-age",
+        type=_seconds,
+        default=None,
+        metavar="SECONDS",
+        help="release rollouts without a receipt whose last call is older (never)",
+    )
     sweep.set_defaults(command=lambda parsed: run(parsed, lambda read: _sweep(parsed, read)))
 
 
@@ -94,14 +101,15 @@ def _compact(parsed: argparse.Namespace, configuration: MeshConfiguration) -> in
 
 def _backup(parsed: argparse.Namespace, configuration: MeshConfiguration) -> int:
     from callforest_mesh.chassis.store_copy import back_up
+    from callforest_mesh.chassis.store_moment import at_one_moment
     from callforest_mesh.chassis.store_snapshot import StoreSnapshot
 
     paths = _there(parsed.name, configuration)
     with ExitStack() as closers:
-        # All moments first, the copies then: what one store refers to is in the next one's.
         snapshots = {
             name: closers.enter_context(StoreSnapshot(path)) for name, path in paths.items()
         }
+        at_one_moment(list(snapshots.values()))
         for name, path in paths.items():
             copied = back_up(snapshots[name], path, parsed.directory / name)
             _tell("backed up", name, copied)
@@ -111,7 +119,11 @@ def _backup(parsed: argparse.Namespace, configuration: MeshConfiguration) -> int
 def _sweep(parsed: argparse.Namespace, configuration: MeshConfiguration) -> int:
     from callforest_mesh.store_sweep import SweepPolicy, sweep
 
-    policy = SweepPolicy(late_s=parsed.settle + parsed.late_age, log_s=parsed.retention)
+    policy = SweepPolicy(
+        late_s=parsed.settle + parsed.late_age,
+        log_s=parsed.retention,
+        abandoned_s=parsed.abandoned_age,
+    )
     paths = _chosen(_ALL, configuration)
     lines, status = sweep(configuration, paths, policy, now_s=time.time(), apply=parsed.apply)
     _print("\n".join(lines))

@@ -10,6 +10,9 @@ A rollout that has a receipt is its finalizer's until that has cleaned it. A fin
 begun may fix a receipt of an attempt that was superseded meanwhile; so the Ledger is looked at
 before the Finalizer, and the Finalizer is asked again before anything of a rollout without a
 receipt goes.
+
+Nothing of this is true of a rollout whose owner died: it is named, and goes only by an age that the
+operator gives (see `abandoned_rollouts`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -26,6 +30,7 @@ from callforest.capture.v1 import attempt_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import RefusedError
 from callforest_client.finalizer import FinalizerClient
+from callforest_mesh.abandoned_rollouts import AbandonedRollout, look_at, release
 from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.store_fault import StoreFault
@@ -45,11 +50,24 @@ class SweepPolicy:
     Attributes:
         late_s: bytes without a record, and superseded attempts but for what was restored of them:
             the settle deadline and an age beyond it (LED-8).
-        log_s: logs of attempts whose group was consumed.
+        log_s: logs of attempts whose group was consumed. Rollouts without a receipt that are older
+            are named.
+        abandoned_s: rollouts without a receipt, whole; None to keep them. It must be longer than a
+            live rollout may go without a call, and its owner without finalizing it.
     """
 
     late_s: float
     log_s: float
+    abandoned_s: float | None = None
+
+    def releases(self, age_s: float | None) -> bool:
+        """Say whether a rollout without a receipt goes whose last call of its own is so old.
+
+        One that cannot be dated does not: it may have been restored a moment ago.
+        """
+        if self.abandoned_s is None or age_s is None:
+            return False
+        return age_s > self.abandoned_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,32 +128,49 @@ def sweep(
     with StoreSet({name: paths[name] for name in _ORDER if name in paths}) as stores:
         found = list(plan(stores, policy, now_s=now_s))
     removals = [one for one in found if isinstance(one, Removal)]
+    rollouts = [one for one in found if isinstance(one, AbandonedRollout)]
+    old = [one for one in rollouts if policy.releases(one.age_s)]
+    kept = [one for one in rollouts if one not in old]
     faults = [one for one in found if isinstance(one, StoreFault)]
     if apply:
         removals = asyncio.run(_apply(configuration, removals))
+        old = asyncio.run(_release(configuration, old))
     verb = "removed" if apply else "would remove"
     lines = [f"fault  {fault.key}  {fault.text}; left alone" for fault in faults]
     lines += [f"{verb} {_described(one)}" for one in removals]
+    lines += [f"{verb} {one.described()}" for one in old]
+    lines += [f"kept {one.described()}; {_advice(one)}" for one in kept]
     counts: dict[str, object] = {"applied": apply, "faults": len(faults)}
     for kind in ("late", "unrestored", "drop", "log"):
         chosen = [one.count for one in removals if one.kind == kind]
         counts |= {f"{kind}_attempts": len(chosen), f"{kind}_records": sum(chosen)}
-    if removals and not apply:
+    for name, named in (("abandoned", old), ("kept", kept)):
+        counts |= {
+            f"{name}_rollouts": len(named),
+            f"{name}_records": sum(one.call_count for one in named),
+            f"{name}_bytes": sum(one.byte_count for one in named),
+        }
+    if (removals or old) and not apply:
         lines.append("nothing was removed: say --apply to do it")
     return [*lines, f"RESULT {json.dumps(counts)}"], 1 if faults else 0
 
 
-def plan(stores: StoreSet, policy: SweepPolicy, *, now_s: float) -> Iterator[Removal | StoreFault]:
-    """Find what no training can need any more; an attempt whose log is damaged is left alone."""
+def plan(
+    stores: StoreSet, policy: SweepPolicy, *, now_s: float
+) -> Iterator[Removal | StoreFault | AbandonedRollout]:
+    """Find what no training can need any more; an attempt whose log is damaged is left alone.
+
+    Rollouts without a receipt come too, once they are old enough to be released or named.
+    """
     staging, ledger, finalizer = stores.staging, stores.ledger, stores.finalizer
     if staging is None or ledger is None or finalizer is None:
         raise StoreAbsentError("gc needs the stores of Staging, Ledger and Finalizer")
-    planner = _Planner(staging, ledger, finalizer, policy)
+    planner = _Planner(staging, ledger, finalizer, policy, now_s)
     for _, attempt in ledger.attempts():
         if isinstance(attempt, StoreFault):
             yield attempt
         else:
-            yield from planner.of_attempt(attempt, now_s - attempt.last_admit_s)
+            yield from planner.of_attempt(attempt)
 
 
 class _Planner:
@@ -147,15 +182,21 @@ class _Planner:
         ledger: LedgerInventory,
         finalizer: FinalizerInventory,
         policy: SweepPolicy,
+        now_s: float,
     ) -> None:
+        self._now_s = now_s
         self._staging = staging
         self._ledger = ledger
         self._finalizer = finalizer
         self._policy = policy
+        self._abandoned: dict[tuple[str, str], bool] = {}
         self._held: dict[tuple[str, str], frozenset[tuple[str, str]] | None] = {}
 
-    def of_attempt(self, attempt: LoggedAttempt, age_s: float) -> Iterator[Removal | StoreFault]:
-        """Find what can go of an attempt whose last call is so old."""
+    def of_attempt(
+        self, attempt: LoggedAttempt
+    ) -> Iterator[Removal | StoreFault | AbandonedRollout]:
+        """Find what can go of an attempt, by the age of its last call."""
+        age_s = self._now_s - attempt.last_admit_s
         tenant, rollout_id = attempt.key.tenant, attempt.view.opened.rollout_id
         is_sealed = attempt.view.state == attempt_pb2.ATTEMPT_STATE_SEALED
         # Not merely consumed: until it is cleaned, the finalizer itself is at work on it.
@@ -164,9 +205,27 @@ class _Planner:
             yield from self._of_cleaned(attempt, forget=forget)
         elif self._finalizer.receipt(tenant, rollout_id) is not None:
             return
-        elif is_sealed and age_s > self._policy.late_s:
-            found = self._of_superseded if attempt.superseded else self._of_latest
-            yield from found(attempt, self._staging.call_ids(*attempt.key))
+        elif self._is_abandoned(attempt):
+            if not attempt.superseded:
+                yield look_at(attempt, self._staging, self._now_s)
+        else:
+            if is_sealed and age_s > self._policy.late_s:
+                found = self._of_superseded if attempt.superseded else self._of_latest
+                yield from found(attempt, self._staging.call_ids(*attempt.key))
+            if not attempt.superseded and attempt.last_admit_s and age_s > self._policy.log_s:
+                yield look_at(attempt, self._staging, self._now_s)
+
+    def _is_abandoned(self, attempt: LoggedAttempt) -> bool:
+        """Say whether the rollout of an attempt goes whole, by its latest attempt's own calls."""
+        if self._policy.abandoned_s is None:
+            return False
+        if attempt.superseded:
+            rollout = attempt.key.tenant, attempt.view.opened.rollout_id
+            if rollout not in self._abandoned:
+                found = self._ledger.latest(*rollout)
+                self._abandoned[rollout] = found is not None and self._is_abandoned(found)
+            return self._abandoned[rollout]
+        return self._policy.releases(attempt.age_s(self._now_s))
 
     def _of_cleaned(self, attempt: LoggedAttempt, *, forget: bool) -> Iterator[Removal]:
         tenant, capture_key = attempt.key
@@ -238,7 +297,8 @@ async def _apply(configuration: MeshConfiguration, removals: list[Removal]) -> l
         clients = Clients(configuration, addressed(configuration), closers)
         staging, ledger, finalizer = clients.staging(), clients.ledger(), clients.finalizer()
         for one in removals:
-            if one.rollout_id and await _has_receipt(finalizer.for_tenant(one.tenant), one):
+            tenant = finalizer.for_tenant(one.tenant)
+            if one.rollout_id and await _has_receipt(tenant, one.rollout_id):
                 continue
             done.append(one)
             if one.kind in ("late", "unrestored"):
@@ -250,14 +310,38 @@ async def _apply(configuration: MeshConfiguration, removals: list[Removal]) -> l
     return done
 
 
-async def _has_receipt(finalizer: FinalizerClient, removal: Removal) -> bool:
+async def _release(
+    configuration: MeshConfiguration, rollouts: list[AbandonedRollout]
+) -> list[AbandonedRollout]:
+    """Release rollouts; give those that were."""
+    done: list[AbandonedRollout] = []
+    async with AsyncExitStack() as closers:
+        clients = Clients(configuration, addressed(configuration), closers)
+        staging, ledger, finalizer = clients.staging(), clients.ledger(), clients.finalizer()
+        for one in rollouts:
+            has_receipt = partial(_has_receipt, finalizer.for_tenant(one.tenant), one.rollout_id)
+            tenant = one.tenant
+            if await release(
+                one, staging.for_tenant(tenant), ledger.for_tenant(tenant), has_receipt
+            ):
+                done.append(one)
+    return done
+
+
+async def _has_receipt(finalizer: FinalizerClient, rollout_id: str) -> bool:
     try:
-        await finalizer.receipt(removal.rollout_id)
+        await finalizer.receipt(rollout_id)
     except RefusedError as error:
         if error.reason != er.ERROR_REASON_RECEIPT_NOT_FOUND:
             raise
         return False
     return True
+
+
+def _advice(one: AbandonedRollout) -> str:
+    if one.age_s is None:
+        return "its age is not known: open another attempt and seal it to release it"
+    return "--abandoned-age releases what is older than it says"
 
 
 def _described(one: Removal) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 
-from callforest_mesh.chassis import lmdb_store
+from callforest_mesh.chassis import store_limits
 from callforest_mesh.chassis.lmdb_store import LmdbStore
 from callforest_mesh.worker.scripted import ScriptedEngine, ScriptedOptions, ScriptedTurn
 from tests.integration.first_path_mesh import (
@@ -236,7 +236,7 @@ async def test_a_full_staging_pushes_calls_back_until_it_has_room(
         return 0 if store._name in full_disks else free_bytes(store)
 
     monkeypatch.setattr(LmdbStore, "_free_bytes", free)
-    monkeypatch.setattr(lmdb_store, "RETRY_AFTER_MS", 1)
+    monkeypatch.setattr(store_limits, "RETRY_AFTER_MS", 1)
     async with running_mesh(tmp_path, ScriptedEngine()) as mesh:
         full, after = [await mesh.open(rollout_id) for rollout_id in ("r", "s")]
         assert (await mesh.ask(full, GO)).status_code == 200

@@ -39,11 +39,11 @@ class World:
         self.flags = [word for one in settings for word in ("--set", one)]
         self.configuration = load(environment={}, settings=settings)
 
-    async def sweep(self, retention_s: float = 1e12) -> tuple[list[str], int]:
+    async def sweep(self, retention_s: float = 1e12, *more: str) -> tuple[list[str], int]:
         """Remove what can go; give what was told, without the counts, and the status."""
         ages = ("--settle", "0", "--late-age", "0", "--retention", str(retention_s))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "callforest_mesh.cli", "gc", "--apply", *ages),
+            *(sys.executable, "-m", "callforest_mesh.cli", "gc", "--apply", *ages, *more),
             *self.flags,
             stdout=asyncio.subprocess.PIPE,
         )

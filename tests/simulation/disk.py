@@ -244,7 +244,7 @@ class MemoryStore:
             view.end()
 
     def statistics(self) -> StoreStatistics:
-        return StoreStatistics(self._disk.commits, 0, len(self._queue), 0, 1, 0, 0, 0.0, 0, 1)
+        return StoreStatistics(self._disk.commits, 0, len(self._queue), 0, 1, 0, 0, 0.0, 0, 0, 1)
 
     async def close(self) -> None:
         self._closed = True

@@ -75,8 +75,12 @@ def missing_bytes(environment: Environment, path: Path) -> int:
     Reading a page behind the end of a file ends a process. Whole pages may be missing all the same
     with every record there: LMDB does not write pages that a transaction took and gave back.
     """
-    allocated = (environment.info()["last_pgno"] + 1) * page_bytes(environment)
-    return max(0, allocated - (path / CONTENT_FILE).stat().st_size)
+    return max(0, allocated_bytes(environment) - (path / CONTENT_FILE).stat().st_size)
+
+
+def allocated_bytes(environment: Environment) -> int:
+    """Give where the pages end that were ever allocated; free ones count."""
+    return (int(environment.info()["last_pgno"]) + 1) * page_bytes(environment)
 
 
 def used_bytes(txn: RawTransaction, databases: Iterable[Database]) -> int:

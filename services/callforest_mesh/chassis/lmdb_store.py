@@ -20,13 +20,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis import lmdb_environment as environment
 from callforest_mesh.chassis.directory import sync_names
+from callforest_mesh.chassis.disk_room import DiskRoom
 from callforest_mesh.chassis.errors import draining, overloaded
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.reader_watch import ReaderWatch
+from callforest_mesh.chassis.store_limits import StoreLimits
 from callforest_mesh.chassis.store_opening import foreign, mark_made, open_store
 from callforest_mesh.chassis.store_statistics import StoreStatistics
 from callforest_mesh.chassis.transaction import (
@@ -55,7 +56,6 @@ QUEUE_LIMIT: Final = 8192
 DISK_RESERVE_BYTES: Final = 64 * 2**20
 """Space of the file system that only deletes and the like may use."""
 CLOSE_S: Final = 60.0
-RETRY_AFTER_MS: Final = 5000
 
 
 class LmdbStore:
@@ -72,7 +72,7 @@ class LmdbStore:
         name: names the store in refusals; another name's store is refused at open.
         queue_limit: most writes that wait.
         disk_reserve_bytes: free bytes of the file system below which writes without reserve are
-            refused.
+            refused. Those with reserve are refused when the file is not sure to find its blocks.
         room_bytes: what the file may grow by in any case while a snapshot is held, before writes
             without reserve are refused; None: they end old work and never are. See `ReaderWatch`.
         clock: seconds that never go back.
@@ -135,8 +135,9 @@ class LmdbStore:
             reserve: whether it may go beyond the quota: deletes, and what settles old work.
 
         Raises:
-            Refusal: OVERLOADED, STORE_FULL, STORE_CORRUPT, DRAINING (closed, or failed: whether the
-                write took effect is then unknown), or the function's own.
+            Refusal: OVERLOADED, STORE_FULL (with reserve: the disk is full), STORE_CORRUPT,
+                DRAINING (closed, or failed: whether the write took effect is then unknown), or the
+                function's own.
         """
         return await self.submit(fn, lambda result: result, records=records, reserve=reserve)
 
@@ -202,6 +203,7 @@ class LmdbStore:
             stale_readers=self._readers.stale,
             oldest_reader_s=self._readers.oldest_s,
             disk_free_bytes=free,
+            disk_kept_bytes=self._disk.kept_bytes,
             room_bytes=max(0, min(self._quota - self._used, free - self._disk_reserve)),
         )
 
@@ -235,6 +237,7 @@ class LmdbStore:
             self._fail(error)
         finally:
             self._closed = True
+            self._disk.close()
             if not self._failed:
                 self._opened.close()
 
@@ -256,16 +259,25 @@ class LmdbStore:
                 self._databases[name] = self._env.open_db(name.encode())
             self._mark()
             mark_made(self._path)
+            self._disk = DiskRoom(self._path, self._env, self._map_size, self._free_bytes)
         except BaseException:
             self._opened.close()
             raise
+        self._limits = StoreLimits(
+            self._name,
+            quota_bytes=self._quota,
+            disk_reserve_bytes=self._disk_reserve,
+            disk=self._disk,
+            readers=self._readers,
+            free_bytes=self._free_bytes,
+        )
         # LMDB syncs its file but never the directories that name it.
         sync_names(self._path)
 
     def _mark(self) -> None:
         mark = self._name.encode()
         with self._env.begin(write=True, buffers=True) as raw:
-            txn = self._write_txn(raw, Batch(space=lambda _more: None), reserve=True)
+            txn = self._write_txn(raw, Batch(), reserve=True)
             found = txn.get(FORMAT_DATABASE, FORMAT_KEY)
             if found is None and environment.used_bytes(raw, self._databases.values()) == 0:
                 txn.put(FORMAT_DATABASE, FORMAT_KEY, mark)
@@ -312,11 +324,11 @@ class LmdbStore:
         self._commits += 1
         self._records += sum(job.records for job in jobs if job.error is None)
         answer(jobs)
+        self._disk.grown()
         return []
 
     def _fill(self, raw: _Raw, jobs: list[WriteJob[Any, Any]]) -> None:
-        room = self._free_bytes() - self._disk_reserve
-        batch = Batch(space=lambda more: self._require_space(more, room))
+        batch = self._limits.batch(self._used)
         with self._blaming() as blame:
             for job in jobs:
                 blame.job = job
@@ -349,31 +361,14 @@ class LmdbStore:
         try:
             yield blame
         except environment.MapFullError as error:
-            raise SpoiledError(blame.job, self._full(self._map_size)) from error
+            full = self._limits.full(self._used, self._map_size)
+            raise SpoiledError(blame.job, full) from error
         except (environment.CorruptedError, environment.PageNotFoundError) as error:
             if Exception not in kinds:
                 raise
             raise SpoiledError(blame.job, corrupt(self._name, type(error).__name__)) from error
         except kinds as error:
             raise SpoiledError(blame.job, error) from error
-
-    def _require_space(self, more: int, room: int) -> None:
-        if self._used + more > self._quota:
-            raise self._full(self._quota)
-        if more > room:
-            raise self._full(self._quota, "its disk is almost full; free space there")
-        self._readers.require_room(self._used)
-
-    def _full(self, limit: int, why: str = "free space or raise its quota") -> Refusal:
-        return Refusal(
-            er.ERROR_REASON_STORE_FULL,
-            f"the {self._name} store is full: {why}",
-            retry_after_ms=RETRY_AFTER_MS,
-            store=self._name,
-            used_bytes=self._used,
-            quota_bytes=limit,
-            free_bytes=self._free_bytes(),
-        )
 
     def _write_txn(self, raw: _Raw, batch: Batch, *, reserve: bool) -> WriteTxn:
         txn = cast("TransactionLike", raw)

@@ -77,7 +77,6 @@ class ReaderWatch:
         self._name = name
         self._clock = clock
         self._room = room_bytes
-        self._page = lmdb_environment.page_bytes(environment)
         self._next = clock() + LOOK_EVERY_S
         self._holds: dict[Snapshot, _Hold] = {}
         self.stale = stale
@@ -143,7 +142,7 @@ class ReaderWatch:
         )
 
     def _file_bytes(self) -> int:
-        return (int(self._environment.info()["last_pgno"]) + 1) * self._page
+        return lmdb_environment.allocated_bytes(self._environment)
 
 
 def snapshots(table: str) -> Iterator[Snapshot]:

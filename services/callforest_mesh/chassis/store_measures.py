@@ -38,6 +38,7 @@ def measure_store(metrics: Metrics, statistics: Callable[[], StoreStatistics | N
         ("quota_bytes", "By", "Used bytes from which writes are refused."),
         ("oldest_reader_s", "s", "How long the oldest snapshot is read that keeps pages."),
         ("disk_free_bytes", "By", "What the store's file system has left."),
+        ("disk_kept_bytes", "By", "Blocks that the store's file has ahead of its end."),
     )
     metrics.limit("store_queue", QUEUE_LIMIT)
     metrics.limit("store_readers", READERS_MAX)

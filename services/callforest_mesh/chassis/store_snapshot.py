@@ -57,13 +57,34 @@ class StoreSnapshot:
             raise _no_store(path, str(error)) from error
         try:
             self._txn = self._environment.begin(buffers=True)
-            self._handles = self._open_databases(path)
-            self.view = ReadTxn(path.name, cast("TransactionLike", self._txn), self._handles)
-            self.name = self._read_name(path)
-            self.databases = tuple(name for name in self._handles if name != FORMAT_DATABASE)
+            self.read_databases()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether the store has no later commit than the snapshot shows, now."""
+        # What LMDB's own numbers say is ahead of what readers get while a commit syncs its head.
+        with self._environment.begin(buffers=True) as now:
+            return now.id() == self._txn.id()
+
+    def renew(self) -> None:
+        """Go on to the latest commit; until `read_databases` nothing else may be asked."""
+        self._txn.abort()
+        self._txn = self._environment.begin(buffers=True)
+
+    def read_databases(self) -> None:
+        """Find out what the snapshot holds.
+
+        Raises:
+            Refusal: STORE_CORRUPT, no store that can be read.
+        """
+        path = self._path
+        self._handles = self._open_databases(path)
+        self.view = ReadTxn(path.name, cast("TransactionLike", self._txn), self._handles)
+        self.name = self._read_name(path)
+        self.databases = tuple(name for name in self._handles if name != FORMAT_DATABASE)
 
     @property
     def is_cut(self) -> bool:

@@ -19,6 +19,7 @@ class StoreStatistics:
         stale_readers: readers of dead processes whose slots were freed.
         oldest_reader_s: for how long at least the oldest snapshot that keeps pages is read.
         disk_free_bytes: what its file system has left.
+        disk_kept_bytes: blocks that the file has ahead of its end, for ending old work.
         room_bytes: what new work may still take of quota and disk.
     """
 
@@ -31,4 +32,5 @@ class StoreStatistics:
     stale_readers: int
     oldest_reader_s: float
     disk_free_bytes: int
+    disk_kept_bytes: int
     room_bytes: int

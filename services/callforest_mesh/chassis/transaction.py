@@ -90,14 +90,19 @@ class Batch:
     """What the writes of one commit share.
 
     Attributes:
+        space: refuses when this much more cannot be stored.
+        blocks: refuses when the disk has no blocks for so many bytes and changes, whatever they
+            are: a commit that finds none ends the process.
         collectors: by the function that makes them.
         put_bytes: what was put so far; not yet in the store's used bytes.
-        space: refuses when this much more cannot be stored.
+        changes: how many records were put or removed so far.
     """
 
-    space: Callable[[int], None]
+    space: Callable[[int], None] = lambda _more: None
+    blocks: Callable[[int, int], None] = lambda _more, _changes: None
     collectors: dict[object, Collector] = field(default_factory=dict)
     put_bytes: int = 0
+    changes: int = 0
 
 
 class ReadTxn:
@@ -223,7 +228,8 @@ class WriteTxn(ReadTxn):
         txn: LMDB's transaction.
         databases: LMDB's handles by name.
         batch: what it shares with the others of the commit.
-        reserve: whether it may write beyond the quota (deletes and what settles old work).
+        reserve: whether it may write beyond the quota and into the disk's last bytes (deletes and
+            what settles old work).
     """
 
     def __init__(
@@ -253,6 +259,7 @@ class WriteTxn(ReadTxn):
         """
         if not self._reserve:
             self._batch.space(self._batch.put_bytes + size)
+        self._batch.blocks(self._batch.put_bytes + size, self._batch.changes + 1)
 
     def put(self, db: str, key: bytes, value: bytes) -> None:
         """Store a value.
@@ -265,12 +272,21 @@ class WriteTxn(ReadTxn):
         txn = self._of(key)
         self._begin_change(len(value))
         self._batch.put_bytes += len(key) + len(value)
+        self._batch.changes += 1
         txn.put(key, seal(db, key, value), db=self._databases[db])
 
     def delete(self, db: str, key: bytes) -> bool:
-        """Remove a value; say whether it was there."""
+        """Remove a value; say whether it was there.
+
+        Raises:
+            Refusal: STORE_FULL, at the function's first change only: LMDB frees a page by writing
+                others, and the disk has no blocks for them.
+        """
         txn = self._of(key)
-        self._wrote = True
+        if not self._wrote:
+            self._batch.blocks(self._batch.put_bytes, self._batch.changes + 1)
+            self._wrote = True
+        self._batch.changes += 1
         return txn.delete(key, db=self._databases[db])
 
     def shared(self, factory: Callable[[], CollectorT], size: int = 0) -> CollectorT:

@@ -58,14 +58,14 @@ class Cleanup:
                 if not await self._step(tenant):
                     return
                 pause_s = _RETRY_FIRST_S
-            except CallforestError as error:
+            except (CallforestError, Refusal) as error:
+                if isinstance(error, Refusal) and error.retry_after_ms is None:
+                    # The row log is damaged or closed: the next commit or start tries again.
+                    _LOG.error("cleanup of consumed groups stopped: %s", error)
+                    return
                 _LOG.warning("cleanup of consumed groups waits %d s: %s", pause_s, error)
                 await asyncio.sleep(pause_s)  # a duty has no end; its pauses grow to a minute
                 pause_s = min(2 * pause_s, _RETRY_LAST_S)
-            except Refusal as refusal:
-                # The row log is full, damaged or closed: the next commit or start tries again.
-                _LOG.error("cleanup of consumed groups stopped: %s", refusal)
-                return
 
     async def _step(self, tenant: str) -> bool:
         """Clean behind the next consumed position; say whether there was one."""

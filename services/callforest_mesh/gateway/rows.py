@@ -87,6 +87,11 @@ class Rows:
                 raise unavailable("The call was withdrawn meanwhile. Repeat.") from error
             if error.reason in _UNKNOWN:
                 raise unavailable("The ledger failed; nothing was served.") from error
+            if error.retry_after_ms is not None:
+                # Nothing is wrong with the row: a failure row in its place would mask the rollout
+                # for a full disk. The call is staged, and stays pending for its repeats.
+                self._watch(asyncio.ensure_future(self._append(life, record)))
+                raise of_service(error) from error
             if error.reason not in _MARKED:
                 detail = f"{reason_name(error.reason)}: {error.message}"
                 await self.fail(life, INVALID_COORDINATES, detail=detail)

@@ -37,6 +37,7 @@ class LoggedAttempt:
         records: its committed calls, in order, restored ones first.
         last_admit_s: when its last call was admitted, by the gateway's clock, in seconds since the
             epoch, restored ones included; 0.0 without a call.
+        last_own_s: the same of the calls that it announced itself; None without one.
         superseded: whether a later attempt of the rollout was opened.
     """
 
@@ -44,7 +45,12 @@ class LoggedAttempt:
     view: AttemptView
     records: Sequence[call_record_pb2.CallRecord]
     last_admit_s: float
+    last_own_s: float | None
     superseded: bool
+
+    def age_s(self, now_s: float) -> float | None:
+        """How long ago the attempt announced its last call; None when it announced none."""
+        return None if self.last_own_s is None else now_s - self.last_own_s
 
     @property
     def own_records(self) -> list[call_record_pb2.CallRecord]:
@@ -117,6 +123,7 @@ class LedgerInventory:
             view,
             list(view.records()),
             max((_admitted(event) for event in events), default=0.0),
+            max((_admitted(one) for one in events if one.HasField("intent")), default=None),
             superseded=latest != opened.attempt_number,
         )
 

@@ -58,6 +58,11 @@ class StagedInventory:
         found = self._snapshot.records(CALLS, partition_key(tenant, capture_key))
         return [_call_id(key) for key, _ in found]
 
+    def size(self, tenant: str, capture_key: str) -> tuple[int, int]:
+        """Give how many calls an attempt has staged, and their bytes; damaged entries count 0."""
+        found = list(self._snapshot.records(CALLS, partition_key(tenant, capture_key)))
+        return len(found), sum(CallEntry.from_bytes(one).size for _, one in found if one)
+
     def has(self, tenant: str, capture_key: str, call_id: str) -> bool:
         """Say whether a call is staged, damaged or not."""
         key = partition_key(tenant, capture_key) + call_id.encode()

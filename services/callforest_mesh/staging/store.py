@@ -160,10 +160,12 @@ class StagedCalls:
         partition = partition_key(tenant, capture_key)
 
         def drop_some(txn: WriteTxn) -> int:
+            # What removes comes first: on a full disk it is let in longer than what puts.
+            keys = [key for key, _ in txn.scan(CALLS, partition, limit=_DROP_CALLS)]
+            removed = _remove(txn, tenant_key(tenant), keys)
             if txn.get(PARTITIONS, partition) is None:
                 txn.put(PARTITIONS, partition, _DROPPED)
-            keys = [key for key, _ in txn.scan(CALLS, partition, limit=_DROP_CALLS)]
-            return _remove(txn, tenant_key(tenant), keys)
+            return removed
 
         dropped = 0
         while True:

@@ -123,6 +123,21 @@ async def test_row_is_sent_again_when_the_ledger_says_when() -> None:
     assert played.order == ["describe", "intent", "generate", "record", "record"]
 
 
+@pytest.mark.requirement("OPS-3", "CAP-7")
+async def test_a_full_ledger_leaves_the_call_pending_and_writes_the_same_row_later() -> None:
+    """A failure row in the place of a sound record would mask the rollout for a full disk."""
+    full = refused(er.ERROR_REASON_STORE_FULL, retry_after_ms=600_000)
+    played = Played(record_answers=[full, None])
+    calls = calls_of(played)
+    with pytest.raises(HttpRefusal) as caught:
+        await calls.serve("k", REQUEST)
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 600)
+    await calls.finish(10)
+    assert played.order == ["describe", "intent", "generate", "record", "record"]
+    assert played.records[0] == played.records[1]
+    assert not played.failures
+
+
 @pytest.mark.requirement("CAP-7")
 async def test_nothing_is_served_while_no_row_is_known_to_be_durable() -> None:
     """After an unknown outcome only the same write may follow."""
