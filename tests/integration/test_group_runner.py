@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from callforest.capture.v1 import attempt_pb2, group_batch_pb2, selection_pb2
+from callforest.capture.v1 import attempt_pb2, group_batch_pb2, selection_pb2, staged_call_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.errors import RefusedError
 from callforest_client.failure_budget import (
@@ -23,15 +23,17 @@ from callforest_client.failure_budget import (
 )
 from callforest_client.group_runner import GroupRunner, RolloutLostError, RunnerOptions
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
+from callforest_core.refusal import Refusal
 from callforest_mesh.cli import NO, main
 from callforest_mesh.demo import run
 from callforest_mesh.demo.harness import Played
 from callforest_mesh.demo.loop import DemoLoop, LoopOptions
+from callforest_mesh.staging import servicer
 from tests.integration.running_mesh import Running, play, running
 
 FOREST = attempt_pb2.CAPTURE_MODE_FOREST
 LOSSY = BudgetOptions(max_consecutive_dropped_groups=2, min_step_batch_fraction=0.5)
-BROKEN_STAGING = ("staging.disk_reserve_bytes=1000000000000000000", "worker.stage_timeout_s=0.2")
+FULL_STAGING = ("staging.disk_reserve_bytes=1000000000000000000", "worker.stage_timeout_s=0.2")
 IN_FOREST = ("token_capture.forest_training=true", "token_capture.selection_policy=all_captured")
 
 
@@ -254,6 +256,29 @@ async def test_a_harness_that_is_always_refused_ends_the_run_too(
     assert {one.mask_reason for one in group.receipts} == {reason}
 
 
+def refuse(_call: staged_call_pb2.StagedCall) -> None:
+    """Be a Staging that takes no call, for a reason that no waiting mends."""
+    message = "the call's digest is not that of its contents"
+    raise Refusal(er.ERROR_REASON_DIGEST_MISMATCH, message, field="digest")
+
+
+@pytest.mark.requirement("FIN-7", "CAP-7")
+@pytest.mark.bugcase("B23")
+async def test_a_staging_that_stays_full_ends_the_run_too(tmp_path: Path) -> None:
+    """It pushes calls back, and says why to the harness, the owner and the run."""
+    options = LoopOptions(
+        run="demo", model="scripted", groups_per_step=1, rollouts_per_group=2, mode=FOREST
+    )
+    async with running("embedded", tmp_path, *FULL_STAGING, *IN_FOREST) as mesh:
+        with pytest.raises(
+            RunStoppedError, match="staging store is full: its disk is almost full"
+        ) as caught:
+            await anext(DemoLoop(options, mesh.owner, NoSteps()).run())
+        head = (await mesh.clients.finalizer().row_log()).head_cursor
+    assert caught.value.reason is StopReason.NO_GROUP_LEFT
+    assert head == 1, "within one group"
+
+
 @pytest.mark.requirement("FIN-7")
 @pytest.mark.bugcase("B23")
 @pytest.mark.parametrize("mode", ["chain", "forest"])
@@ -262,7 +287,8 @@ def test_a_mesh_that_captures_nothing_ends_the_run_within_one_group(
 ) -> None:
     """Every call is served and none is captured: nothing may look as if it trained."""
     chosen = FOREST if mode == "forest" else attempt_pb2.CAPTURE_MODE_CHAIN
-    settings = (*BROKEN_STAGING, *(IN_FOREST if mode == "forest" else ()))
+    settings = IN_FOREST if mode == "forest" else ()
+    monkeypatch.setattr(servicer, "check_call", refuse)
     heads: list[int] = []
 
     async def run_broken() -> None:
@@ -285,5 +311,5 @@ def test_a_mesh_that_captures_nothing_ends_the_run_within_one_group(
     assert "too_many_masked: 3 of the last 3 rollouts are masked" in told
     assert "the first to fail was demo-s1-g0-r" in told
     assert "capture_poisoned/worker_capture_failed/stage_failed" in told
-    assert "STORE_FULL: the staging store is full: its disk is almost full" in told
+    assert "DIGEST_MISMATCH: the call's digest is not that of its contents" in told
     assert heads == [1], "within one group"

@@ -295,11 +295,11 @@ def of_service(error: CallforestError) -> HttpRefusal:
                 error.metadata.get("field", ""),
             )
         case er.ERROR_REASON_STORE_FULL:
-            store = error.metadata.get("store", "")
+            found = f"{error.message[:1].upper()}{error.message[1:].rstrip('.')}."
             return HttpRefusal(
                 503,
                 "unavailable",
-                f"The {store or 'mesh'} store is full; nothing was generated. Repeat later.",
+                f"{found} Nothing was served; repeat later.",
                 retry_after_s=retry_after_s or 30,
                 reason=error.reason,
                 **error.metadata,
