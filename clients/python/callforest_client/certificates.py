@@ -143,6 +143,8 @@ def _verified_calls(certificate: row_certificate_pb2.RowCertificate) -> list[Sta
     for call, segment in zip(calls, certificate.segments, strict=True):
         if extras_digest(call.extras) != call.extras_digest:
             raise CertificateError("wrong_extras_digest", call.identity.call_id, row_id)
+        if not segment.call.HasField("completion"):
+            raise CertificateError("completion", call.identity.call_id, row_id)
         if segment.call.served_response:
             raise CertificateError("served_response", call.identity.call_id, row_id)
     # Owners never fall from root to endpoint, so the endpoint's is the last attempt of the row.
