@@ -15,6 +15,7 @@ from callforest_mesh.chassis.store_hold import StoreHold, StoreInUseError
 from callforest_mesh.chassis.store_snapshot import StoreSnapshot
 from callforest_mesh.chassis.store_walk import walk
 from tests.integration import store_damage as damage
+from tests.robustness.powercut import ROOT
 from tests.unit.chassis.stores import getting, make, putting
 from tests.unit.chassis.test_lmdb_store import WRITER
 
@@ -26,6 +27,17 @@ import lmdb, sys
 environment = lmdb.open(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()
+"""
+
+SECOND_WRITER = """
+import sys
+from pathlib import Path
+from callforest_mesh.chassis.store_hold import StoreInUseError
+from tests.unit.chassis.stores import make
+try:
+    make(Path(sys.argv[1]))
+except StoreInUseError as error:
+    print(error, flush=True)
 """
 
 
@@ -81,6 +93,23 @@ async def test_a_compacted_store_is_smaller_and_goes_on(tmp_path: Path) -> None:
     await store.close()
     assert content(path) == kept | {b"more": b"x"}
     assert compact(path).records == len(kept) + 1
+
+
+@pytest.mark.requirement("LED-1")
+async def test_a_store_has_one_writer(tmp_path: Path) -> None:
+    """Two meshes on one state directory would make each other's views wrong."""
+    path = tmp_path / "store"
+    store = make(path)
+    await store.write(putting(b"a", b"x"))
+    second = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SECOND_WRITER, str(path), stdout=PIPE, cwd=ROOT
+    )
+    told, _ = await asyncio.wait_for(second.communicate(), WAIT_S)
+    assert b"another service writes it" in told
+    assert store.read(getting(b"a")) == b"x"
+    await store.close()
+    make_again = make(path)
+    await make_again.close()
 
 
 async def test_a_store_in_use_is_not_compacted(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Who has a store's directory open: everybody together, or one that replaces its file, alone.
 
+Of those who have it together only one writes: two services on one store would each keep views that
+the other makes wrong.
+
 A replaced file and readers of the old one must never meet: LMDB keeps the number of the last
 transaction beside the file, and takes it for the new one's. The hold is a lock of the kernel on the
 directory; it goes with its process, however that ends.
@@ -63,3 +66,31 @@ class StoreHold:
     ) -> None:
         """Let go."""
         self.release()
+
+
+class WriterHold:
+    """The one writer's hold on a store's file, until it is released.
+
+    Args:
+        file: the store's file, which exists.
+
+    Raises:
+        StoreInUseError: another process writes the store.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._handle = os.open(file, os.O_RDONLY)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise StoreInUseError(
+                f"the store in {file.parent} is in use: another service writes it; stop that, or"
+                " give this mesh a state_dir of its own"
+            ) from error
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1

@@ -10,7 +10,7 @@ from typing import Final
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis import lmdb_environment
-from callforest_mesh.chassis.store_hold import StoreHold
+from callforest_mesh.chassis.store_hold import StoreHold, WriterHold
 from callforest_mesh.chassis.store_walk import walk
 from callforest_mesh.chassis.transaction import FORMAT_DATABASE, FORMAT_KEY
 
@@ -25,16 +25,19 @@ class OpenedStore:
     Attributes:
         environment: LMDB's.
         hold: keeps others from replacing its file.
+        writer: keeps others from writing it.
         stale_readers: slots of dead readers that were freed.
     """
 
     environment: lmdb_environment.Environment
     hold: StoreHold
+    writer: WriterHold
     stale_readers: int
 
     def close(self) -> None:
         """Close the environment, then let go of its directory."""
         self.environment.close()
+        self.writer.release()
         self.hold.release()
 
 
@@ -56,7 +59,7 @@ def open_store(
         durability: LMDB's settings of it.
 
     Raises:
-        StoreInUseError: the store is being compacted.
+        StoreInUseError: the store is being compacted, or another process writes it.
         Refusal: STORE_CORRUPT, the file is no store, another program's, or a part or all of it is
             missing.
     """
@@ -72,7 +75,13 @@ def open_store(
     except BaseException:
         hold.release()
         raise
-    opened = OpenedStore(environment, hold, environment.reader_check())
+    try:
+        writer = WriterHold(path / lmdb_environment.CONTENT_FILE)
+    except BaseException:
+        environment.close()
+        hold.release()
+        raise
+    opened = OpenedStore(environment, hold, writer, environment.reader_check())
     try:
         missing = lmdb_environment.missing_bytes(environment, path)
         # Reading a record behind the end would end this process, so another one looks first.

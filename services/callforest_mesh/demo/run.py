@@ -32,6 +32,7 @@ from callforest_mesh.chassis.log_lines import write_log
 from callforest_mesh.demo.bars import Bars
 from callforest_mesh.demo.curve import draw_curve
 from callforest_mesh.demo.loop import (
+    DemoFailedError,
     DemoLoop,
     LoopOptions,
     StepReport,
@@ -42,6 +43,8 @@ from callforest_mesh.demo.policy import TINY, Policy
 from callforest_mesh.supervisor import Supervisor
 
 _LOG = logging.getLogger("callforest")
+_MARKER = ".demo"
+"""Says that a demo made a directory, and may empty it."""
 _HEADER = (
     "step  rollouts  rows  masked  reward    loss     token_mult_prob_error  gen_kl_error"
     "  weights  capture_ms"
@@ -212,10 +215,20 @@ async def _start(supervisor: Supervisor, configuration: MeshConfiguration) -> No
 
 
 def _clear(state: Path, *, keep: str) -> None:
-    """Make the directory, and empty it but for the entry of this name."""
+    """Make the directory, and empty it but for the entry of this name, if a demo made it.
+
+    Raises:
+        DemoFailedError: it holds something else, which nobody may have meant to lose.
+    """
     state.mkdir(parents=True, exist_ok=True)
+    marker = state / _MARKER
+    if not marker.exists() and any(entry.name != keep for entry in state.iterdir()):
+        raise DemoFailedError(
+            f"{state} holds what no demo wrote: name another --state, or empty it"
+        )
+    marker.touch()
     for entry in state.iterdir():
-        if entry.name == keep:
+        if entry.name in (keep, _MARKER):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
