@@ -130,7 +130,7 @@ def sweep(
     removals = [one for one in found if isinstance(one, Removal)]
     rollouts = [one for one in found if isinstance(one, AbandonedRollout)]
     old = [one for one in rollouts if policy.releases(one.age_s)]
-    kept = [one for one in rollouts if one not in old]
+    kept = [one for one in rollouts if not policy.releases(one.age_s)]
     faults = [one for one in found if isinstance(one, StoreFault)]
     if apply:
         removals = asyncio.run(_apply(configuration, removals))

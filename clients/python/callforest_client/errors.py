@@ -91,8 +91,8 @@ class CallforestError(Exception):
         reason: a value of ErrorReason; unspecified when the peer sent none.
         metadata: the facts that the reason's comment names.
         retry_after_ms: when a repeat can succeed, if the service said so.
-        of_repeat: the item was sent before, on a stream that broke: what is refused is the repeat,
-            and what became of the first is not known.
+        of_repeat: what became of the item is not known: it was sent before, on a stream that
+            broke, and what is refused is the repeat; or its answer could not be read.
     """
 
     def __init__(

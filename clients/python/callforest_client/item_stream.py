@@ -374,7 +374,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             else:
                 pending.future.set_exception(broken(self._spec.name, "an empty result"))
         except Refusal as refusal:
-            pending.future.set_exception(error_of(status_of(refusal)))
+            pending.future.set_exception(error_of(status_of(refusal), of_repeat=True))
 
     def _after_break(self, error: CallforestError | None) -> None:
         """Queue what may be repeated again and fail what may not."""

@@ -38,6 +38,7 @@ function stepsOf(answer: string): number {
 
 interface Walk {
   readonly captureKey: string;
+  readonly model: string;
   readonly turns: number;
   readonly historyBytes: number;
 }
@@ -45,7 +46,7 @@ interface Walk {
 /** Play the rollout; the last response is the scored one. */
 async function play(
   gateway: GatewayClient,
-  { captureKey, turns, historyBytes }: Walk,
+  { captureKey, model, turns, historyBytes }: Walk,
 ): Promise<RolloutOutcome> {
   const messages: JsonObject[] = [{ role: "system", content: RULES }];
   const told = { role: "user", content: HISTORY_LINE.repeat(HISTORY_LINES) };
@@ -56,7 +57,7 @@ async function play(
   let responseId = "";
   let response = new Uint8Array();
   for (let turn = 0; turn < turns && Math.abs(position) < GOAL; turn += 1) {
-    const request = { model: "any", messages, seed: turn, max_completion_tokens: ANSWER_TOKENS };
+    const request = { model, messages, seed: turn, max_completion_tokens: ANSWER_TOKENS };
     const served = await gateway.complete(captureKey, request, CompletionApi.CHAT);
     const { id, message } = read(served.response);
     position += stepsOf(message.content);
@@ -92,6 +93,7 @@ async function main(): Promise<void> {
       gateway: { type: "string", default: "127.0.0.1:7435" },
       finalizer: { type: "string", default: "127.0.0.1:7436" },
       tenant: { type: "string", default: "default" },
+      model: { type: "string", default: "policy" },
       rollout: { type: "string", default: "walk" },
       group: { type: "string", default: "walks" },
       slot: { type: "string", default: "0" },
@@ -118,6 +120,7 @@ async function main(): Promise<void> {
     const rollout = await owner.open(values.rollout);
     const outcome = await play(gateway, {
       captureKey: rollout.captureKey,
+      model: values.model,
       turns: Number(values.turns),
       historyBytes: Number(values["history-bytes"]),
     });

@@ -27,8 +27,9 @@ from callforest_mesh.staging.segments import SegmentCollector, segment_key
 CALLS: Final = "calls"
 PARTITIONS: Final = "partitions"
 DATABASES: Final = (CALLS, PARTITIONS, *segments.DATABASES)
-_DROP_CALLS: Final = 2048
-"""Calls that one commit of a teardown removes: others must not wait for all."""
+_REMOVED_AT_ONCE: Final = 256
+"""Calls that one commit removes: others must not wait for all, and a full disk has blocks kept for
+so many."""
 _READ_BYTES: Final = 1 << 20
 _DROPPED: Final = b"dropped"
 
@@ -150,10 +151,17 @@ class StagedCalls:
     async def delete(self, tenant: str, capture_key: str, call_ids: Sequence[str]) -> int:
         """Remove calls by their exact keys; give how many were there."""
         partition = partition_key(tenant, capture_key)
-        keys = [partition + call_id.encode() for call_id in call_ids]
-        return await self._opened().write(
-            lambda txn: _remove(txn, tenant_key(tenant), keys), records=len(keys), reserve=True
-        )
+        removed = 0
+        for names in (
+            call_ids[i : i + _REMOVED_AT_ONCE] for i in range(0, len(call_ids), _REMOVED_AT_ONCE)
+        ):
+            keys = [partition + call_id.encode() for call_id in names]
+
+            def remove(txn: WriteTxn, keys: Sequence[bytes] = keys) -> int:
+                return _remove(txn, tenant_key(tenant), keys)
+
+            removed += await self._opened().write(remove, records=len(keys), reserve=True)
+        return removed
 
     async def drop(self, tenant: str, capture_key: str) -> int:
         """Remove all calls of an attempt and refuse later ones; give how many were there."""
@@ -161,7 +169,7 @@ class StagedCalls:
 
         def drop_some(txn: WriteTxn) -> int:
             # What removes comes first: on a full disk it is let in longer than what puts.
-            keys = [key for key, _ in txn.scan(CALLS, partition, limit=_DROP_CALLS)]
+            keys = [key for key, _ in txn.scan(CALLS, partition, limit=_REMOVED_AT_ONCE)]
             removed = _remove(txn, tenant_key(tenant), keys)
             if txn.get(PARTITIONS, partition) is None:
                 txn.put(PARTITIONS, partition, _DROPPED)
@@ -169,10 +177,10 @@ class StagedCalls:
 
         dropped = 0
         while True:
-            count = await self._opened().write(drop_some, records=_DROP_CALLS, reserve=True)
+            count = await self._opened().write(drop_some, records=_REMOVED_AT_ONCE, reserve=True)
             dropped += count
             failpoint("staging.after_drop_part")
-            if count < _DROP_CALLS:
+            if count < _REMOVED_AT_ONCE:
                 return dropped
             await asyncio.sleep(0)
 

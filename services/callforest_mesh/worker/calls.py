@@ -335,11 +335,14 @@ class Calls:
         )
         self._stagings.add(task)
         task.add_done_callback(self._staging_done)
+        size_bytes = message.ByteSize()
         try:
-            return await asyncio.shield(task)
+            receipt = await asyncio.shield(task)
         except RefusedError as error:
-            self._room.note(error, message.ByteSize())
+            self._room.note(error, size_bytes)
             raise
+        self._room.staged(size_bytes)
+        return receipt
 
     def _staging_done(self, task: asyncio.Task[staging_pb.StagedReceipt]) -> None:
         self._stagings.discard(task)

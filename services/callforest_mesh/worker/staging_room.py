@@ -17,9 +17,10 @@ _DELAY_MS: Final = 5000
 class StagingRoom:
     """Remembers that Staging is full, and asks it from time to time whether it still is.
 
-    The calls at work when it fills up are served without capture; all later ones are pushed back
-    until it has room for the largest that it refused. One caller asks for all. A Staging that does
-    not answer is not taken for full: calls then have the bound of the staging itself.
+    The calls at work when it fills up are served without capture; later ones are pushed back. Once
+    it has room for the largest that it refused, one call at a time may try, until a call as large
+    is staged: it may have room for no more than one. A Staging that does not answer is not taken
+    for full: the call that asked then has the bound of the staging itself.
 
     Args:
         staging: is asked.
@@ -41,6 +42,11 @@ class StagingRoom:
         self._needed_bytes = max(self._needed_bytes, size_bytes)
         self._ask_at = asyncio.get_running_loop().time() + self._delay_ms(error) / 1000
 
+    def staged(self, size_bytes: int) -> None:
+        """Take note of a call of that size that was staged."""
+        if self._refused is not None and size_bytes >= self._needed_bytes:
+            self._refused, self._needed_bytes = None, 0
+
     async def require(self, tenant: str) -> None:
         """Let a call be generated, if it could be staged.
 
@@ -52,10 +58,9 @@ class StagingRoom:
             return
         now = asyncio.get_running_loop().time()
         if now >= self._ask_at:
-            # The others go on being pushed back until the answer is there.
+            # The others go on being pushed back until this one is staged, or the delay is over.
             self._ask_at = now + self._delay_ms(error) / 1000
             if await self._has_room(tenant):
-                self._refused, self._needed_bytes = None, 0
                 return
         raise Refusal(
             er.ERROR_REASON_STORE_FULL,

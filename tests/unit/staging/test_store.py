@@ -247,7 +247,7 @@ async def test_a_prefix_is_the_whole_sequence(staged: StagedCalls) -> None:
 async def test_a_dropped_partition_takes_nothing_more(
     store: LmdbStore, staged: StagedCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("callforest_mesh.staging.store._DROP_CALLS", 4)
+    monkeypatch.setattr("callforest_mesh.staging.store._REMOVED_AT_ONCE", 4)
     chain, other = Chain(), Chain("rollout-2")
     calls = [chain.add() for _ in range(10)]
     await together(staged, *calls, other.add())
