@@ -372,6 +372,7 @@ class Calls:
             _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
             refusal = of_service(error)
             refusal.parameter = core.parameter_of(life.request, refusal.parameter)
+            self._pace.hold(error, asyncio.get_running_loop().time())
             asks_again = isinstance(error, UnavailableError) or error.retry_after_ms is not None
             if asks_again and not never_was(life, error):
                 raise UnsettledError(

@@ -24,8 +24,10 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Final, NamedTuple
 
+from callforest.error.v1 import error_reason_pb2 as er
+from callforest_client.errors import CallforestError
 from callforest_mesh.gateway.life import Life
-from callforest_mesh.gateway.refusals import overloaded
+from callforest_mesh.gateway.refusals import of_service, overloaded
 
 _LATELY_S: Final = 60.0
 """How long answers count, or as long as their callers would have waited, if that is longer."""
@@ -80,6 +82,8 @@ class Pace:
     def __init__(self, calls_max: int) -> None:
         self._calls_max = calls_max
         self._classes: dict[int, dict[int, _Level]] = {}  # by allowed time, by number in work
+        self._full: CallforestError | None = None
+        self._full_until = 0.0
 
     def require_place(
         self, in_work: int, allowed_s: float, now: float, *, may_repeat: bool = False
@@ -93,13 +97,26 @@ class Pace:
             may_repeat: whether it may be answered with what is kept, at no cost of the engine.
 
         Raises:
-            HttpRefusal: too many are in work, at all or for the time that it has.
+            HttpRefusal: too many are in work, at all or for the time that it has; or it could not
+                be staged.
         """
         if in_work >= self._calls_max:
             raise overloaded("calls_in_work", self._calls_max)
+        if self._full is not None and not may_repeat:
+            if now < self._full_until:
+                raise of_service(self._full)
+            self._full = None
         delay_s = None if may_repeat else self.delay_s(in_work, allowed_s, now)
         if delay_s is not None:
             raise overloaded("answer_ms", round(1000 * allowed_s), retry_after_s=delay_s)
+
+    def hold(self, error: CallforestError, now: float) -> None:
+        """Push new calls back for as long as a store that was full said.
+
+        Each of them would be announced and withdrawn, which are two durable events of the ledger.
+        """
+        if error.reason == er.ERROR_REASON_STORE_FULL and error.retry_after_ms is not None:
+            self._full, self._full_until = error, now + error.retry_after_ms / 1000
 
     def keep(self, life: Life, now: float) -> None:
         """Learn from a call that was generated and answered how long calls take now."""

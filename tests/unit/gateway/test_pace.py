@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 import pytest
 
+from callforest.error.v1 import error_reason_pb2 as er
 from callforest_mesh.gateway.asked import NEW, Identity
 from callforest_mesh.gateway.pace import Pace
 from callforest_mesh.gateway.refusals import HttpRefusal
-from tests.unit.gateway.played_services import RESPONSE, Played, calls_of
+from tests.unit.gateway.played_services import REQUEST, RESPONSE, Played, calls_of, refused
 from tests.unit.gateway.repeated_calls import (
     COMMITTED,
     KEYED,
@@ -172,6 +173,30 @@ def test_a_refusal_says_which_bound_and_when_to_repeat(
     assert (refusal.status, refusal.code) == (429, "overloaded")
     assert refusal.facts == {"limit": limit, "limit_value": value}
     assert refusal.retry_after_s == retry_after_s
+
+
+@pytest.mark.requirement("CAP-7")
+async def test_calls_that_could_not_be_staged_are_not_announced_until_the_delay_is_over() -> None:
+    """Each would be two durable events of the ledger, and one of its attempt's calls."""
+    full = refused(er.ERROR_REASON_STORE_FULL, retry_after_ms=60_000)
+    played = Played(generated=full)
+    calls = calls_of(played)
+    for _ in range(3):
+        assert (await refusal_of(calls.serve("k", REQUEST))).status == 503
+    assert (len(played.intents), len(played.withdrawals)) == (1, 1)
+    assert (await refusal_of(calls.serve("k", REQUEST, KEYED))).status == 503
+    assert len(played.intents) == 2, "it may be a repeat, which needs no room"
+    await calls.settle(5.0)
+
+
+def test_a_full_store_is_tried_again_after_its_delay() -> None:
+    pace = Pace(10)
+    pace.hold(refused(er.ERROR_REASON_OVERLOADED, retry_after_ms=5000), 0.0)
+    pace.require_place(0, ALLOWED_S, 1.0)
+    pace.hold(refused(er.ERROR_REASON_STORE_FULL, retry_after_ms=5000), 0.0)
+    with pytest.raises(HttpRefusal):
+        pace.require_place(0, ALLOWED_S, 4.9)
+    pace.require_place(0, ALLOWED_S, 5.0)
 
 
 def test_what_may_be_kept_meets_only_the_most_calls_in_work() -> None:
