@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.disk_room import DiskRoom
-from callforest_mesh.chassis.reader_watch import ReaderWatch
+from callforest_mesh.chassis.reader_watch import RETRY_AFTER_MS, ReaderWatch
 from callforest_mesh.chassis.transaction import Batch
-
-RETRY_AFTER_MS: Final = 5000
 
 
 class StoreLimits:

@@ -102,10 +102,8 @@ class Pace:
         """
         if in_work >= self._calls_max:
             raise overloaded("calls_in_work", self._calls_max)
-        if self._full is not None and not may_repeat:
-            if now < self._full_until:
-                raise of_service(self._full)
-            self._full = None
+        if self._full is not None and now < self._full_until and not may_repeat:
+            raise of_service(self._full)
         delay_s = None if may_repeat else self.delay_s(in_work, allowed_s, now)
         if delay_s is not None:
             raise overloaded("answer_ms", round(1000 * allowed_s), retry_after_s=delay_s)

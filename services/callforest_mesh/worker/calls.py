@@ -335,13 +335,13 @@ class Calls:
         )
         self._stagings.add(task)
         task.add_done_callback(self._staging_done)
-        size_bytes = message.ByteSize()
         try:
             receipt = await asyncio.shield(task)
         except RefusedError as error:
-            self._room.note(error, size_bytes)
+            self._room.note(error, message.ByteSize())
             raise
-        self._room.staged(size_bytes)
+        if self._room.is_full:  # the size serializes the call, so it is seldom asked
+            self._room.staged(message.ByteSize())
         return receipt
 
     def _staging_done(self, task: asyncio.Task[staging_pb.StagedReceipt]) -> None:

@@ -34,6 +34,11 @@ class StagingRoom:
         self._needed_bytes = 0
         self._ask_at = 0.0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether Staging refused a call, and has not staged one as large since."""
+        return self._refused is not None
+
     def note(self, error: RefusedError, size_bytes: int) -> None:
         """Take note of why a call of that size was not staged."""
         if error.reason != er.ERROR_REASON_STORE_FULL:
@@ -44,7 +49,7 @@ class StagingRoom:
 
     def staged(self, size_bytes: int) -> None:
         """Take note of a call of that size that was staged."""
-        if self._refused is not None and size_bytes >= self._needed_bytes:
+        if size_bytes >= self._needed_bytes:
             self._refused, self._needed_bytes = None, 0
 
     async def require(self, tenant: str) -> None:

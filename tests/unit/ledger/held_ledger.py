@@ -12,7 +12,7 @@ from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
-from tests.unit.chassis.stores import HeldStore
+from tests.unit.chassis.stores import HeldStore, make
 from tests.unit.ledger.calls import KEY, TENANT
 
 ATTEMPT = AttemptKey(TENANT, KEY)
@@ -52,19 +52,7 @@ class Bench:
 @asynccontextmanager
 async def opened_bench(folder: Path, **options: object) -> AsyncIterator[Bench]:
     """Run one in a folder, whose store must not fail."""
-
-    def fatal(error: Exception) -> None:
-        raise AssertionError(error)
-
-    lmdb = HeldStore(
-        folder / "ledger",
-        map_size_bytes=64 << 20,
-        databases=DATABASES,
-        quota_bytes=32 << 20,
-        on_fatal=fatal,
-        name="ledger",
-        **options,
-    )
+    lmdb = make(folder / "ledger", HeldStore, databases=DATABASES, name="ledger", **options)
     store = LmdbLedgerStore(lambda: lmdb)
     store.open()
     watch = SettlementWatch("ledger", waits_max=4)

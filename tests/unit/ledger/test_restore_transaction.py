@@ -15,7 +15,7 @@ from callforest_mesh.ledger.attempt import OPEN, SEALED, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
-from tests.unit.chassis.stores import HeldStore, reach
+from tests.unit.chassis.stores import HeldStore, make, reach
 from tests.unit.ledger.calls import FIRST, KEY, SECOND, TENANT, THIRD, failure, intent, record
 from tests.unit.ledger.restored_calls import SECOND_KEY, point
 
@@ -63,17 +63,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    def fatal(error: Exception) -> None:
-        raise AssertionError(error)
-
-    held = HeldStore(
-        tmp_path / "ledger",
-        map_size_bytes=64 << 20,
-        databases=DATABASES,
-        quota_bytes=32 << 20,
-        on_fatal=fatal,
-        name="ledger",
-    )
+    held = make(tmp_path / "ledger", HeldStore, databases=DATABASES, name="ledger")
     made = Bench(held)
     await made.fill()
     yield made
