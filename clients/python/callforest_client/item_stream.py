@@ -13,12 +13,10 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from callforest.capture.v1 import item_pb2
 from callforest.error.v1 import error_reason_pb2 as er
@@ -37,6 +35,7 @@ from callforest_client.frames import (
     frames_of,
 )
 from callforest_client.gathering import Gathering
+from callforest_client.pending_item import PendingItem, QueuedItem
 from callforest_client.places import Places
 from callforest_client.stream_breaks import broken, late, why_ended
 from callforest_client.stream_spec import (
@@ -59,31 +58,6 @@ _ITEM_OVERHEAD_BYTES = 256
 _CANCEL_FIELD = "cancel"
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class _Pending(Generic[PayloadT, ResultT]):
-    sequence: int
-    payload: PayloadT
-    tenant: str
-    timeout_s: float
-    deadline: float
-    traceparent: str
-    repeatable: bool
-    future: asyncio.Future[ResultT]
-    sent: bool = False
-    repeated: bool = False
-    late: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Queued(Generic[PayloadT, ResultT]):
-    """An item to send: the arm of its body, what that holds, and about what it takes on the way."""
-
-    pending: _Pending[PayloadT, ResultT]
-    arm: str
-    body: Message
-    size: int
 
 
 class ItemStream(Generic[PayloadT, ResultT]):
@@ -112,11 +86,12 @@ class ItemStream(Generic[PayloadT, ResultT]):
         self._renew_s = renew_s
         self._places = Places(unanswered_max)
         self._deadlines = DeadlineTimer(self._expire)
-        self._unanswered: dict[int, _Pending[PayloadT, ResultT]] = {}
-        self._queue: deque[_Queued[PayloadT, ResultT]] = deque()
+        self._unanswered: dict[int, PendingItem[PayloadT, ResultT]] = {}
+        self._queue: deque[QueuedItem[PayloadT, ResultT]] = deque()
         self._wake = asyncio.Event()
         self._retired = asyncio.Event()
         self._enough = 1
+        self._sent_count = 0
         self._gathering = Gathering(linger_s)
         self._sequence = 0
         self._answer_count = 0
@@ -161,7 +136,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             self._sequence += 1
             again = self._spec.repeatable if repeatable is None else repeatable
             future: asyncio.Future[ResultT] = loop.create_future()
-            pending = _Pending(
+            pending = PendingItem(
                 self._sequence, payload, tenant, timeout_s, deadline, traceparent, again, future
             )
             self._enqueue(pending)
@@ -171,6 +146,15 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 self._retire(pending)
         finally:
             self._places.give_back()
+
+    def expect(self, coming: Callable[[], int], linger_s: float) -> None:
+        """Have messages wait for those callers of whom the owner knows that they will come soon.
+
+        Args:
+            coming: how many those are now.
+            linger_s: how long to wait for them at most; as for the stream itself.
+        """
+        self._gathering = Gathering(linger_s, coming)
 
     async def close(self) -> None:
         """End the stream; callers that still wait get UnavailableError."""
@@ -183,7 +167,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
                 await self._runner
         self._fail_all(broken(self._spec.name, "closed"))
 
-    def _enqueue(self, pending: _Pending[PayloadT, ResultT]) -> None:
+    def _enqueue(self, pending: PendingItem[PayloadT, ResultT]) -> None:
         self._queue_items(pending)
         self._unanswered[pending.sequence] = pending
         self._deadlines.watch(pending.deadline)
@@ -192,9 +176,10 @@ class ItemStream(Generic[PayloadT, ResultT]):
         if self._runner is None or self._runner.done():
             self._runner = asyncio.get_running_loop().create_task(self._run())
 
-    def _retire(self, pending: _Pending[PayloadT, ResultT]) -> None:
+    def _retire(self, pending: PendingItem[PayloadT, ResultT]) -> None:
         """Forget an item; tell the server if nobody waits for its answer any more."""
-        self._unanswered.pop(pending.sequence, None)
+        if self._unanswered.pop(pending.sequence, None) is not None and pending.sent:
+            self._sent_count -= 1
         self._retired.set()
         future = pending.future
         answered = future.done() and not future.cancelled()
@@ -202,7 +187,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             future.exception()  # a caller that was cancelled at the same time never looks at it
         if pending.sent and (pending.late or not answered) and not self._closed:
             cancel = item_pb2.ItemCancel()
-            self._queue.append(_Queued(pending, _CANCEL_FIELD, cancel, _ITEM_OVERHEAD_BYTES))
+            self._queue.append(QueuedItem(pending, _CANCEL_FIELD, cancel, _ITEM_OVERHEAD_BYTES))
             self._wake.set()
 
     def _expire(self, now: float) -> float:
@@ -214,7 +199,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         left = (one.deadline for one in self._unanswered.values() if not one.future.done())
         return min(left, default=math.inf)
 
-    def _queue_items(self, pending: _Pending[PayloadT, ResultT]) -> None:
+    def _queue_items(self, pending: PendingItem[PayloadT, ResultT]) -> None:
         """Queue a payload, whole or in frames.
 
         Raises:
@@ -224,7 +209,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
         size = payload.ByteSize()  # serializes: asked once
         if size <= FRAME_BYTES:
             size += _ITEM_OVERHEAD_BYTES
-            self._queue.append(_Queued(pending, self._spec.payload_field, payload, size))
+            self._queue.append(QueuedItem(pending, self._spec.payload_field, payload, size))
             return
         serialized = payload.SerializeToString()
         if len(serialized) > PAYLOAD_BYTES:
@@ -237,7 +222,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             raise error_of(status_of(refusal))
         for frame in frames_of(serialized):
             size = frame.ByteSize() + _ITEM_OVERHEAD_BYTES
-            self._queue.append(_Queued(pending, FRAME_FIELDS[type(frame)], frame, size))
+            self._queue.append(QueuedItem(pending, FRAME_FIELDS[type(frame)], frame, size))
 
     async def _run(self) -> None:
         """Keep a stream open while there is something to send or to await."""
@@ -273,6 +258,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
         renew_at = loop.time() + self._renew_s
         before = self.message_count
         while True:
+            if not self._queue:
+                self._wake.clear()
             await self._wake.wait()
             if loop.time() >= renew_at and self.message_count > before:
                 await self._answered()
@@ -280,7 +267,6 @@ class ItemStream(Generic[PayloadT, ResultT]):
             await self._gather()
             request = self._next_request(loop.time())
             if not request.items:
-                self._wake.clear()
                 continue
             self.message_count += 1
             self.item_count += len(request.items)
@@ -300,7 +286,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
     async def _gather(self) -> None:
         """Let more items come while several callers are at work."""
         loop = asyncio.get_running_loop()
-        self._gathering.see(len(self._unanswered), loop.time())
+        self._see(loop.time())
         if len(self._queue) >= self._gathering.enough:
             return
         self._enough = self._gathering.enough
@@ -312,8 +298,12 @@ class ItemStream(Generic[PayloadT, ResultT]):
             timer.cancel()
             self._enough = 1
 
+    def _see(self, now: float) -> None:
+        self._gathering.see(len(self._unanswered), self._sent_count, now)
+
     def _next_request(self, now: float) -> RequestLike:
         """Make the next message of what is queued; it has no items when nothing is."""
+        self._see(now)
         request = self._spec.request()
         total = count = 0
         while self._queue and count < MESSAGE_ITEMS:
@@ -336,8 +326,9 @@ class ItemStream(Generic[PayloadT, ResultT]):
             }
             request.items.add(context=context, **{queued.arm: queued.body})
             count += 1
-            if waited_for:
+            if waited_for and not pending.sent:
                 pending.sent = True
+                self._sent_count += 1
         return request
 
     async def _read(self, call: ItemCall) -> None:
@@ -390,6 +381,7 @@ class ItemStream(Generic[PayloadT, ResultT]):
             else:
                 pending.sent, pending.repeated = False, pending.sent or pending.repeated
                 self._queue_items(pending)
+        self._sent_count = sum(pending.sent for pending in self._unanswered.values())
         if self._queue:
             self._wake.set()
 
@@ -398,3 +390,4 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if not pending.future.done():
                 pending.future.set_exception(error)
         self._unanswered.clear()
+        self._sent_count = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
@@ -59,6 +59,10 @@ class StagingClient:
             timeout_s=timeout_s or self._timeout_s,
             traceparent=traceparent,
         )
+
+    def expect(self, coming: Callable[[], int], linger_s: float) -> None:
+        """Have calls that are staged wait for others that will be staged soon; see `ItemStream`."""
+        self._stages.expect(coming, linger_s)
 
     async def fetch_prefix(
         self,

@@ -162,7 +162,7 @@ class LmdbStore:
             raise draining(self._name)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[AnswerT] = loop.create_future()
-        self._queue.put(WriteJob(fn, records, reserve, answer_of, future, loop))
+        self._queue.put(WriteJob(fn, records, reserve, answer_of, future, loop), loop)
         return future
 
     def read(self, fn: Callable[[ReadTxn], T]) -> T:

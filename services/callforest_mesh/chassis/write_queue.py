@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
@@ -38,6 +39,7 @@ class WriteQueue(Generic[JobT]):
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[JobT] = deque()
+        self._bursts: set[asyncio.AbstractEventLoop] = set()
         self._closed = False
         self._wanted = 1
         self._in_flight = 0
@@ -45,8 +47,8 @@ class WriteQueue(Generic[JobT]):
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def put(self, job: JobT) -> None:
-        """Queue a write.
+    def put(self, job: JobT, loop: asyncio.AbstractEventLoop) -> None:
+        """Queue a write from a running loop; what that queues in one go is not parted.
 
         Raises:
             Refusal: OVERLOADED at the limit; DRAINING once closed.
@@ -59,8 +61,18 @@ class WriteQueue(Generic[JobT]):
             failpoint("store.before_enqueue")
             self._jobs.append(job)
             failpoint("store.after_enqueue")
-            # Waking the thread for each write of a burst would cost more than the write.
-            if len(self._jobs) == self._wanted:
+            if loop in self._bursts:
+                return
+            self._bursts.add(loop)
+        # Waking the thread for each write would cost more than the write, and it would take the
+        # first of a burst away for a commit of its own.
+        loop.call_soon(self._wake, loop)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake the thread: what a loop queues in one go is queued."""
+        with self._lock:
+            self._bursts.discard(loop)
+            if len(self._jobs) >= self._wanted:
                 self._changed.notify()
 
     def take(self, timeout_s: float) -> list[JobT] | None:

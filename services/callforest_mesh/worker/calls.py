@@ -78,11 +78,16 @@ class Calls:
             staging, bytes_max=options.prefix_cache_bytes, timeout_s=options.prefix_timeout_s
         )
         self._room = StagingRoom(staging, options.stage_timeout_s)
-        self._running = 0
+        self._running = self._generating = 0
         self._stagings: set[asyncio.Task[staging_pb.StagedReceipt]] = set()
         self.epoch_span_count = 0
         self._tracer = telemetry.tracer
         self._measures = CaptureMeasures(telemetry.metrics)
+
+    @property
+    def generating(self) -> int:
+        """How many calls the engine has in work."""
+        return self._generating
 
     async def generate(
         self, context: item_pb2.ItemContext, call: pb.GenerateCall
@@ -147,9 +152,15 @@ class Calls:
         prefix, fault = await self._resolve(ask)
         failpoint("worker.before_engine")
         begun = loop.time()
-        with generation_span(self._tracer, ask.context.traceparent, ask.call.chat_request) as span:
-            result = await self._run_engine(ask, prefix, self._engine.generate)
-            span.describe_result(result)
+        self._generating += 1
+        try:
+            with generation_span(
+                self._tracer, ask.context.traceparent, ask.call.chat_request
+            ) as span:
+                result = await self._run_engine(ask, prefix, self._engine.generate)
+                span.describe_result(result)
+        finally:
+            self._generating -= 1
         failpoint("worker.after_engine")
         self._measures.count(result)
         generated = pb.GeneratedCall(

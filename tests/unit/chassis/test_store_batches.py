@@ -1,6 +1,7 @@
 """Group commit: one batch, and no write spoils another."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,18 @@ async def test_what_queues_during_a_commit_is_the_next_batch(opened: Opener) -> 
         statistics = store.statistics()
         assert (statistics.commits, statistics.records) == (2, 51)
         assert statistics.queue_depth == 0
+
+
+async def test_what_a_loop_queues_in_one_go_is_one_commit(opened: Opener) -> None:
+    async with opened() as store:
+        switching = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # the writer thread runs between any two writes, if it may
+        try:
+            writes = [store.submit(putting(b"%d" % n, b"x"), lambda _: None) for n in range(2000)]
+        finally:
+            sys.setswitchinterval(switching)
+        await asyncio.gather(*writes)
+        assert store.statistics().commits == 2, "of at most 1024 writes each"
 
 
 async def test_a_full_queue_refuses_at_once(opened: Opener) -> None:

@@ -74,19 +74,78 @@ async def test_a_crowd_leaves_together_at_once() -> None:
     await stream.close()
 
 
-async def test_who_comes_late_to_a_crowd_waits_for_half_of_it() -> None:
+async def settled() -> None:
+    """Let everything run that needs no wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_who_comes_while_the_crowd_is_away_waits_for_nobody() -> None:
     call = Holding()
     stream = ItemStream(STAGE, lambda **_: call, linger_s=HOUR_S)
     first = sending(stream, 8)
     await call.taken.wait()
     late = sending(stream, 1)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert call.sizes == [8]
-    call.taken.clear()
-    later = sending(stream, 3)
-    await call.taken.wait()
-    assert call.sizes == [8, 4]
+    await settled()
+    assert call.sizes == [8, 1]
     call.release.set()
-    await asyncio.gather(*first, *late, *later)
+    await asyncio.gather(*first, *late)
+    await stream.close()
+
+
+async def test_who_comes_back_first_waits_for_those_who_were_answered_too() -> None:
+    call = Holding()
+    call.release.set()
+    stream = ItemStream(STAGE, lambda **_: call, linger_s=HOUR_S)
+    await asyncio.gather(*sending(stream, 8))
+    early = sending(stream, 3)
+    await settled()
+    assert call.sizes == [8]
+    await asyncio.gather(*early, *sending(stream, 5))
+    assert call.sizes == [8, 8]
+    await stream.close()
+
+
+async def test_no_message_waits_for_more_than_64() -> None:
+    call = Holding()
+    call.release.set()
+    stream = ItemStream(STAGE, lambda **_: call, linger_s=HOUR_S)
+    await asyncio.gather(*sending(stream, 200))
+    await asyncio.gather(*sending(stream, 64))
+    assert call.sizes == [200, 64]
+    await stream.close()
+
+
+async def test_a_message_waits_for_whom_the_owner_expects() -> None:
+    call = Holding()
+    call.release.set()
+    coming = 5
+    stream = ItemStream(STAGE, lambda **_: call)
+    stream.expect(lambda: coming, HOUR_S)
+    first = sending(stream, 3)
+    await settled()
+    assert call.sizes == []
+    coming = 0
+    await asyncio.gather(*first, *sending(stream, 5))
+    assert call.sizes == [8]
+    await asyncio.gather(*sending(stream, 1))
+    assert call.sizes == [8, 1], "nobody is expected"
+    await stream.close()
+
+
+async def test_callers_who_left_are_not_counted_as_sent() -> None:
+    call = Holding()
+    stream = ItemStream(STAGE, lambda **_: call, linger_s=HOUR_S)
+    left = sending(stream, 8)
+    await call.taken.wait()
+    for one in left:
+        one.cancel()
+    await asyncio.wait(left)
+    call.release.set()
+    back = sending(stream, 3)
+    await settled()
+    assert call.sizes[0] == 8
+    assert sum(call.sizes[1:]) == 8, "their cancels alone"
+    await asyncio.gather(*back, *sending(stream, 5))
+    assert call.sizes[-1] == 8
     await stream.close()
