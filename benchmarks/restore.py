@@ -42,8 +42,8 @@ from callforest_core.custody.restore import CAPTURE_SCHEMA, RESTORED_MAX
 from callforest_core.lineage.source import EMPTY_HISTORY, output_summary, source_render_digest
 from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.lmdb_store import LmdbStore
-from callforest_mesh.ledger.attempt import FOREST, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.outline import FOREST, AttemptKey
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
 

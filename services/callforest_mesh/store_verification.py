@@ -30,8 +30,8 @@ from callforest_mesh.chassis.store_fault import StoreFault
 from callforest_mesh.chassis.store_hold import StoreHold
 from callforest_mesh.chassis.store_walk import walk
 from callforest_mesh.finalizer.inventory import FinalizerInventory
-from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.inventory import LedgerInventory, LoggedAttempt
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.store import ATTEMPT_PREFIX_BYTES, TENANT_BYTES, attempt_prefix
 from callforest_mesh.staging.entry import HASH_BYTES
 from callforest_mesh.staging.inventory import StagedInventory

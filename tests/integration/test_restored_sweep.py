@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from callforest_mesh.chassis.configuration import SERVICES, load
-from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.store import attempt_prefix
 from callforest_mesh.store_sweep import Removal, _apply
 from callforest_mesh.store_verification import verify_stores

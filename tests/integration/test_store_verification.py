@@ -18,7 +18,7 @@ from callforest_client.codec import ids_to_bytes
 from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES, checksum
 from callforest_mesh.cli import DONE, NO, main
 from callforest_mesh.finalizer.store import tenant_key, tenant_prefix
-from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.store import DATABASES, attempt_prefix
 from callforest_mesh.staging.entry import partition_key
 from tests.integration import store_damage as damage

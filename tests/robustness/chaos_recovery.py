@@ -23,7 +23,7 @@ from callforest_mesh.chassis.fatal import exit_process
 from callforest_mesh.chassis.lmdb_store import LmdbStore, WriteTxn
 from callforest_mesh.finalizer import store as finalizer_store
 from callforest_mesh.ledger import store as ledger_store
-from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.staging import store as staging_store
 from tests.robustness.chaos_hunt import ArmedVictims, Death
 from tests.robustness.chaos_points import Target

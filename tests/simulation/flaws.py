@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from callforest_core.custody.attempts import AttemptName, attempt_name
 from callforest_mesh.ledger import core, restoring
-from callforest_mesh.ledger.attempt import CLOSED, SEALED, AttemptView
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import CLOSED, SEALED
 from tests.simulation.mesh import Mesh
 
 

@@ -8,8 +8,8 @@ parent links, not kept (seed 2 "The ledger"; contract 3.6 to 3.8, 4.4, 4.5).
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
 
-from callforest_core.custody.call import CallRecord
 from callforest_core.lineage.fingerprint import (
     DIGEST_SIZE,
     FINGERPRINT_VERSION,
@@ -120,15 +120,52 @@ class Unresolved:
 Verdict = Root | Match | Unresolved
 
 
+class ChainRecord(Protocol):
+    """What decides of a committed call whether and how a request continues it."""
+
+    @property
+    def call_id(self) -> str:
+        """The call."""
+        ...
+
+    @property
+    def parent_call_id(self) -> str | None:
+        """The call that it continues, or None for a root."""
+        ...
+
+    @property
+    def cum_len(self) -> int:
+        """Tokens up to its end."""
+        ...
+
+    @property
+    def chain_hash(self) -> bytes:
+        """Of its deltas from the root."""
+        ...
+
+    @property
+    def staging_key(self) -> str:
+        """Where the staged call is."""
+        ...
+
+    @property
+    def fingerprint_version(self) -> int:
+        """Of the canonicalisation, 0 when none was recorded."""
+        ...
+
+
+RecordT = TypeVar("RecordT", bound=ChainRecord)
+
+
 @dataclass(frozen=True, slots=True)
-class ChainRow:
+class ChainRow(Generic[RecordT]):
     """One committed call: its custody columns, its witness and how its staging chain is known.
 
     `stated_chain` is None when the chain is the parent's with the call's own key behind it.
     Without a chain (`chained` false) nothing can continue the call.
     """
 
-    record: CallRecord
+    record: RecordT
     witness: ContextWitness
     stated_chain: tuple[str, ...] | None
     chained: bool
@@ -143,27 +180,27 @@ class CallFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainManifest:
+class ChainManifest(Generic[RecordT]):
     """All rows of an attempt: one record a call, failures as recorded, each in log order."""
 
-    records: tuple[CallRecord, ...]
+    records: tuple[RecordT, ...]
     failures: tuple[CallFailure, ...]
 
 
-class ChainView:
+class ChainView(Generic[RecordT]):
     """The rows of one attempt, added in log order. Announced calls that have none are not here."""
 
     __slots__ = ("_failures", "_poisoned_first", "_rows", "_rows_by_fingerprint")
 
     def __init__(self) -> None:
-        self._rows: dict[str, ChainRow] = {}
+        self._rows: dict[str, ChainRow[RecordT]] = {}
         self._failures: dict[CallFailure, None] = {}
         self._poisoned_first: set[str] = set()
         self._rows_by_fingerprint: dict[bytes, list[str]] = {}
 
     def append_record(
         self,
-        record: CallRecord,
+        record: RecordT,
         witness: ContextWitness,
         staging_chain: Iterable[str] | None = None,
     ) -> bool:
@@ -210,11 +247,11 @@ class ChainView:
         """Say whether a call was committed or failed here."""
         return bool(self._rows or self._failures)
 
-    def row(self, call_id: str) -> ChainRow | None:
+    def row(self, call_id: str) -> ChainRow[RecordT] | None:
         """Return the committed row of a call."""
         return self._rows.get(call_id)
 
-    def manifest(self) -> ChainManifest:
+    def manifest(self) -> ChainManifest[RecordT]:
         """Return every row, one record a call, in the order of the log."""
         records = tuple(row.record for row in self._rows.values())
         return ChainManifest(records, tuple(self._failures))
@@ -253,22 +290,22 @@ class ChainView:
         record = row.record
         return Match(record.call_id, record.cum_len, record.chain_hash)
 
-    def _inherits(self, record: CallRecord) -> bool:
+    def _inherits(self, record: RecordT) -> bool:
         """Say whether the record has a chain through its parent; a root has its own."""
         if record.parent_call_id is None:
             return True
         parent = self._rows.get(record.parent_call_id)
         return parent is not None and parent.chained
 
-    def _inherited_chain(self, record: CallRecord) -> tuple[str, ...]:
+    def _inherited_chain(self, record: RecordT) -> tuple[str, ...]:
         if record.parent_call_id is None:
             return (record.staging_key,)
         return (*self.staging_chain(record.parent_call_id), record.staging_key)
 
     def _is_same(
         self,
-        row: ChainRow,
-        record: CallRecord,
+        row: ChainRow[RecordT],
+        record: RecordT,
         witness: ContextWitness,
         stated: tuple[str, ...] | None,
     ) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from callforest_core.custody.call import CallRecord
 from callforest_core.lineage.chain import (
     ChainProbe,
     ChainView,
@@ -19,7 +20,7 @@ from callforest_mesh.conformance.peer_json import parse_record
 
 def answer(case: Case) -> Json:
     """Say what each op did, which rows stand, and the verdict on each query."""
-    view = ChainView()
+    view: ChainView[CallRecord] = ChainView()
     ops: list[Json] = [_apply(view, op) for op in _cases(case, "ops")]
     manifest = view.manifest()
     return {
@@ -33,7 +34,7 @@ def answer(case: Case) -> Json:
     }
 
 
-def _apply(view: ChainView, op: Case) -> Json:
+def _apply(view: ChainView[CallRecord], op: Case) -> Json:
     kind = member(op, "op")
     if kind not in ("commit", "failure"):
         raise CaseError(f"unknown op {kind!r}")
@@ -48,7 +49,7 @@ def _apply(view: ChainView, op: Case) -> Json:
     return "ok"
 
 
-def _commit(view: ChainView, op: Case) -> None:
+def _commit(view: ChainView[CallRecord], op: Case) -> None:
     record = parse_record(member(op, "record"))
     chain = [identifier(key) for key in elements(member(op, "staging_chain"))]
     scan = ConversationScan(elements(member(op, "request_items")))
@@ -57,7 +58,7 @@ def _commit(view: ChainView, op: Case) -> None:
     view.append_record(record, witness, chain)
 
 
-def _verdict(view: ChainView, query: Case) -> Json:
+def _verdict(view: ChainView[CallRecord], query: Case) -> Json:
     try:
         scan = ConversationScan(elements(member(query, "request_items")))
         probe = ChainProbe(scan.assistant_fingerprint, scan.context_digests, scan.item_count)

@@ -20,14 +20,9 @@ from callforest_core.custody.attempts import may_own_parent
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.admitted_call import AdmittedCall
-from callforest_mesh.ledger.attempt import (
-    CHAIN,
-    FOREST,
-    SEALED,
-    AttemptView,
-    keeps_replay_items,
-)
+from callforest_mesh.ledger.attempt import AttemptView
 from callforest_mesh.ledger.core import Decision, failure_event, require
+from callforest_mesh.ledger.outline import CHAIN, FOREST, SEALED, keeps_replay_items
 
 INVALID_COORDINATES: Final = "invalid_worker_commit_coordinates"
 """Failure reason of a call whose coordinates do not fit its admission."""

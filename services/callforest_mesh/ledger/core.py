@@ -20,16 +20,12 @@ from callforest_core.custody.attempts import AttemptName
 from callforest_core.lineage.forest_view import CANDIDATES_SHOWN
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import (
-    CHAIN,
-    FOREST,
-    OPEN,
-    SEALED,
-    AttemptView,
-)
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import CHAIN, FOREST, OPEN, SEALED, AttemptOutline
 from callforest_mesh.ledger.verdicts import UNRESOLVED_PARENT, judge
 
 AnswerT = TypeVar("AnswerT")
+ViewT = TypeVar("ViewT", bound=AttemptOutline)
 
 CALLS_MAX: Final = 16_384
 """Most calls of one attempt."""
@@ -199,7 +195,7 @@ def seal(view: AttemptView | None, capture_key: str) -> Decision[None]:
     return Decision(None, (ledger_event_pb2.LedgerEvent(sealed=sealed),))
 
 
-def require(view: AttemptView | None, capture_key: str) -> AttemptView:
+def require(view: ViewT | None, capture_key: str) -> ViewT:
     """Give the view of an attempt that must have been opened.
 
     Raises:

@@ -13,7 +13,9 @@ A view here is a prefix of its log, and a log only grows, until all of it is for
 number is never given again. Therefore any view can be continued out of any later snapshot: it may
 have been evicted while it was being folded, two readers may fold it at once, and what became
 durable may be told late, twice, in part, or never. Being told is for the cost alone: a read then
-finds a view that is at the log's end, however long that log is.
+finds a view that is at the log's end, however long that log is. Outlines are told of every event,
+since every rollout's end asks for them; whole views, which cost ten times as much and are seldom
+asked for, are told nothing and read what is new since they were last.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from callforest.ledger.v1 import ledger_event_pb2
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptSummary, AttemptView
+from callforest_mesh.ledger.outline import AttemptKey, AttemptOutline, AttemptSummary
 from callforest_mesh.ledger.store import LedgerStore, LogReader
-from callforest_mesh.ledger.views import AttemptViews, fold
+from callforest_mesh.ledger.views import AttemptViews, ViewT, fold
 
 T = TypeVar("T")
 
@@ -57,17 +59,19 @@ class _Answer(NamedTuple, Generic[T]):
     value: T
 
 
-class DurableViews:
+class DurableViews(Generic[ViewT]):
     """Views by attempt, none of them ahead of the disk. Lives on the event loop.
 
     Args:
+        kind: what is kept of an attempt.
         store: where the logs are.
         calls_max: most calls of all views together; a single attempt may exceed it.
     """
 
-    def __init__(self, store: LedgerStore, calls_max: int) -> None:
+    def __init__(self, kind: type[ViewT], store: LedgerStore, calls_max: int) -> None:
+        self._kind = kind
         self._store = store
-        self._views = AttemptViews(calls_max)
+        self._views = AttemptViews(kind, calls_max)
 
     def advance(self, change: Change) -> None:
         """Take what has become durable.
@@ -80,29 +84,27 @@ class DurableViews:
             return
         events = islice(change.events, EVENTS_MAX)
         if view is None:
-            view = AttemptView(next(events).attempt_opened)
+            view = self._kind(next(events).attempt_opened)
         for event in events:
             view.apply(event)
         self._views.keep(change.attempt, view)
 
-    async def read(
-        self, attempt: AttemptKey, fn: Callable[[LogReader, AttemptView | None], T]
-    ) -> T:
+    async def read(self, attempt: AttemptKey, fn: Callable[[LogReader, ViewT | None], T]) -> T:
         """Run a function over an attempt and the logs, as one snapshot has them.
 
         The view is None when the attempt was never opened, or is forgotten; the function must not
-        keep it. Costs the same however long the log is, unless the view of an attempt is cold (the
-        ledger was started anew, the cache was too small, many calls were restored): then the log is
-        folded once, in steps between which others are served.
+        keep it. What the kept view was not told is read from the log, in steps between which others
+        are served; all of it when the view is cold (the ledger was started anew, the cache was too
+        small, many calls were restored).
 
         Raises:
             Refusal: STORE_CORRUPT, OVERLOADED, DRAINING, or the function's own.
         """
-        held: AttemptView | None = None
+        held: ViewT | None = None
         while True:
             look = partial(self._step, attempt=attempt, held=held, fn=fn)
             found = self._store.read(look)
-            if not isinstance(found, AttemptView):
+            if not isinstance(found, AttemptOutline):
                 return found.value
             held = found
             await asyncio.sleep(0)
@@ -111,9 +113,9 @@ class DurableViews:
         self,
         log: LogReader,
         attempt: AttemptKey,
-        held: AttemptView | None,
-        fn: Callable[[LogReader, AttemptView | None], T],
-    ) -> _Answer[T] | AttemptView:
+        held: ViewT | None,
+        fn: Callable[[LogReader, ViewT | None], T],
+    ) -> _Answer[T] | ViewT:
         """Take a view further; give what the function says once that is at the end of the log.
 
         Args:
@@ -131,7 +133,7 @@ class DurableViews:
         if view is not None and view.revision > revision:
             view = None  # its log was forgotten
         if revision > (0 if view is None else view.revision):
-            view = fold(log, attempt, view, limit=EVENTS_MAX)
+            view = fold(self._kind, log, attempt, view, limit=EVENTS_MAX)
         if view is not None:
             self._views.keep(attempt, view)
             if view.revision < revision:

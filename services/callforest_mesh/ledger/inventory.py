@@ -15,7 +15,8 @@ from callforest_core.custody.attempts import AttemptName
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.store_fault import StoreFault
 from callforest_mesh.chassis.store_snapshot import StoreSnapshot
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptView, LogError
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import AttemptKey, LogError
 from callforest_mesh.ledger.store import (
     ATTEMPT_PREFIX_BYTES,
     DATABASES,

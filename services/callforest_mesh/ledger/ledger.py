@@ -21,10 +21,11 @@ from callforest.ledger.v1 import ledger_service_pb2
 from callforest_core.custody.attempts import AttemptName
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.ledger import commits, core, refusals, restore_refusals, restoring
-from callforest_mesh.ledger.attempt import CHAIN, SEALED, AttemptKey, AttemptSummary, AttemptView
+from callforest_mesh.ledger.attempt import AttemptView
 from callforest_mesh.ledger.core import Decision
 from callforest_mesh.ledger.durable_views import Change, DurableViews
 from callforest_mesh.ledger.manifest_pages import page_reader
+from callforest_mesh.ledger.outline import CHAIN, SEALED, AttemptKey, AttemptOutline, AttemptSummary
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import LedgerStore, LogReader, LogWriter
 from callforest_mesh.ledger.views import AttemptViews
@@ -38,7 +39,7 @@ class _Session:
     """One run of a function inside a transaction, on the writer thread."""
 
     log: LogWriter
-    views: AttemptViews
+    views: AttemptViews[AttemptView]
     changes: list[Change] = field(default_factory=list)
 
     def view(self, attempt: AttemptKey) -> AttemptView | None:
@@ -80,8 +81,9 @@ class Ledger:
     ) -> None:
         self._store = store
         self._watch = watch
-        self._views = AttemptViews(cached_calls_max)
-        self._durable = DurableViews(store, cached_calls_max)
+        self._views = AttemptViews(AttemptView, cached_calls_max)
+        self._outlines = DurableViews(AttemptOutline, store, cached_calls_max)
+        self._durable = DurableViews(AttemptView, store, cached_calls_max)
         self._writes: set[asyncio.Future[object]] = set()
 
     async def open_attempt(
@@ -240,8 +242,8 @@ class Ledger:
 
     async def has_rows(self, attempt: AttemptKey) -> bool:
         """Say whether a call of the attempt committed or failed (LED-2)."""
-        return await self._durable.read(
-            attempt, lambda _, view: view is not None and view.chain.has_rows()
+        return await self._outlines.read(
+            attempt, lambda _, outline: outline is not None and outline.has_rows
         )
 
     async def await_settled(self, attempt: AttemptKey, *, wait_s: float) -> attempt_pb2.Attempt:
@@ -251,8 +253,8 @@ class Ledger:
         """
 
         async def look() -> AttemptSummary:
-            return await self._durable.read(
-                attempt, lambda _, view: core.require(view, attempt.capture_key).summary()
+            return await self._outlines.read(
+                attempt, lambda _, outline: core.require(outline, attempt.capture_key).summary()
             )
 
         loop = asyncio.get_running_loop()
@@ -288,7 +290,7 @@ class Ledger:
 
     async def _shown(self, attempt: AttemptKey) -> attempt_pb2.Attempt:
         """Give an attempt as it is durable now; raises Refusal: ATTEMPT_NOT_FOUND."""
-        return await self._durable.read(attempt, lambda log, view: _show(log, view, attempt))
+        return await self._outlines.read(attempt, lambda log, outline: _show(log, outline, attempt))
 
     async def _change(
         self, attempt: AttemptKey, decide: Callable[[AttemptView | None, str], Decision[None]]
@@ -330,7 +332,7 @@ class Ledger:
             result, changes = outcome
             failpoint("ledger.after_durable")
             for change in changes:
-                self._durable.advance(change)
+                self._outlines.advance(change)
                 self._watch.publish(change.attempt, change.summary)
             return answer_of(result)
 
@@ -345,7 +347,7 @@ class Ledger:
             future.exception()  # its caller may be gone; then nobody else looks at it
 
 
-def _show(log: LogReader, view: AttemptView | None, attempt: AttemptKey) -> attempt_pb2.Attempt:
+def _show(log: LogReader, view: AttemptOutline | None, attempt: AttemptKey) -> attempt_pb2.Attempt:
     """Give an attempt as its readers see it; raises Refusal: ATTEMPT_NOT_FOUND."""
     known = core.require(view, attempt.capture_key)
     latest = log.latest_attempt(attempt.tenant, known.opened.rollout_id)

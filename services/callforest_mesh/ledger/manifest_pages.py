@@ -8,7 +8,7 @@ from typing import Final
 
 from callforest.capture.v1 import attempt_pb2
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import AttemptKey, record_of
+from callforest_mesh.ledger.outline import AttemptKey, record_of
 from callforest_mesh.ledger.store import LogReader
 
 PAGE_BYTES: Final = 256 * 1024

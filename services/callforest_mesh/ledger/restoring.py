@@ -22,8 +22,9 @@ from callforest_core.custody.restore import (
 from callforest_core.forest.selection import in_intent_order
 from callforest_core.lineage.source import SOURCE_VERSION
 from callforest_mesh.ledger import restore_refusals as refusals
-from callforest_mesh.ledger.attempt import FOREST, AttemptView
+from callforest_mesh.ledger.attempt import AttemptView
 from callforest_mesh.ledger.core import opened_event
+from callforest_mesh.ledger.outline import FOREST
 
 _OPENING_EVENTS: Final = 1
 """Events of an attempt that was opened and nothing else, its restored calls apart."""

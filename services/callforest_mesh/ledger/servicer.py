@@ -21,8 +21,8 @@ from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.item_server import Drain, ItemServer
 from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
-from callforest_mesh.ledger.attempt import CHAIN, FOREST, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.outline import CHAIN, FOREST, AttemptKey
 from callforest_mesh.ledger.restore_measures import RestoreMeasures
 
 _Request = TypeVar("_Request")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from callforest_mesh.chassis.errors import draining, overloaded
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptSummary
+from callforest_mesh.ledger.outline import AttemptKey, AttemptSummary
 
 
 class _Waiter:

@@ -19,7 +19,7 @@ from callforest.ledger.v1 import ledger_event_pb2
 from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.lmdb_store import LmdbStore, ReadTxn, WriteTxn
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import AttemptKey
+from callforest_mesh.ledger.outline import AttemptKey
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT")

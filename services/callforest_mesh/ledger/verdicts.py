@@ -7,7 +7,7 @@ it cannot tell apart.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.ledger.v1 import ledger_service_pb2
@@ -15,6 +15,7 @@ from callforest_client.capture_mode import mode_name
 from callforest_client.source_codec import source_probe_from_proto
 from callforest_core.lineage.chain import (
     ChainProbe,
+    ChainRecord,
     ChainView,
     Match,
     Root,
@@ -33,6 +34,8 @@ from callforest_core.lineage.forest_view import (
 )
 from callforest_mesh.ledger import refusals
 from callforest_mesh.ledger.attempt import AttemptView
+
+RecordT = TypeVar("RecordT", bound=ChainRecord)
 
 UNRESOLVED_PARENT: Final = "unresolved_parent"
 """Failure reason of a call without a predecessor, or with more than one."""
@@ -87,7 +90,7 @@ def judge(
 
 
 def judge_chain(
-    chain: ChainView, probe: capture_admission_pb2.ChainProbe
+    chain: ChainView[RecordT], probe: capture_admission_pb2.ChainProbe
 ) -> capture_admission_pb2.Verdict:
     """Say whom a request of chain mode continues; unresolved is never a root (ADM-1, P3)."""
     found = _resolve(chain, probe)
@@ -159,7 +162,7 @@ def judge_forest(
             )
 
 
-def _resolve(chain: ChainView, probe: capture_admission_pb2.ChainProbe) -> Verdict:
+def _resolve(chain: ChainView[RecordT], probe: capture_admission_pb2.ChainProbe) -> Verdict:
     """Ask the chain; a probe under other fingerprint rules never matches."""
     foreign = probe.fingerprint_version != FINGERPRINT_VERSION
     if foreign and probe.assistant_fingerprint and chain.has_rows():

@@ -8,35 +8,44 @@ to one thread: the writer has one, and the event loop another (see `durable_view
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from callforest_mesh.ledger import refusals
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptView, LogError, UnknownLogError
+from callforest_mesh.ledger.outline import (
+    AttemptKey,
+    AttemptOutline,
+    LogError,
+    UnknownLogError,
+)
 from callforest_mesh.ledger.store import LogReader
+
+ViewT = TypeVar("ViewT", bound=AttemptOutline)
 
 ATTEMPT_WEIGHT: Final = 8
 """What an attempt weighs besides its calls."""
 
 
-class AttemptViews:
+class AttemptViews(Generic[ViewT]):
     """Views by attempt; the least recently used are forgotten.
 
     Args:
+        kind: what is folded from a log.
         calls_max: most calls of all views together; a single attempt may exceed it.
     """
 
-    def __init__(self, calls_max: int) -> None:
+    def __init__(self, kind: type[ViewT], calls_max: int) -> None:
+        self._kind = kind
         self._calls_max = calls_max
-        self._views: OrderedDict[AttemptKey, AttemptView] = OrderedDict()
+        self._views: OrderedDict[AttemptKey, ViewT] = OrderedDict()
         self._weights: dict[AttemptKey, int] = {}
         self._weight = 0
 
     def __len__(self) -> int:
         return len(self._views)
 
-    def load(self, log: LogReader, attempt: AttemptKey) -> AttemptView | None:
+    def load(self, log: LogReader, attempt: AttemptKey) -> ViewT | None:
         """Give the view of an attempt as of the log's end; None when it was never opened.
 
         Raises:
@@ -46,17 +55,17 @@ class AttemptViews:
         view = self._views.get(attempt)
         if view is None or view.revision != revision:
             self.forget(attempt)
-            view = fold(log, attempt)
+            view = fold(self._kind, log, attempt)
             if view is None:
                 return None
         self.keep(attempt, view)
         return view
 
-    def find(self, attempt: AttemptKey) -> AttemptView | None:
+    def find(self, attempt: AttemptKey) -> ViewT | None:
         """Give the view that is kept of an attempt, wherever in its log that is."""
         return self._views.get(attempt)
 
-    def keep(self, attempt: AttemptKey, view: AttemptView) -> None:
+    def keep(self, attempt: AttemptKey, view: ViewT) -> None:
         """Take a view in place of the attempt's kept one: it is the one that was used last."""
         self._views[attempt] = view
         self._views.move_to_end(attempt)
@@ -67,7 +76,7 @@ class AttemptViews:
         self._views.pop(attempt, None)
         self._weight -= self._weights.pop(attempt, 0)
 
-    def _weigh(self, attempt: AttemptKey, view: AttemptView) -> None:
+    def _weigh(self, attempt: AttemptKey, view: ViewT) -> None:
         weight, before = view.call_count + ATTEMPT_WEIGHT, self._weights.get(attempt, 0)
         if weight == before:
             return
@@ -78,15 +87,17 @@ class AttemptViews:
 
 
 def fold(
+    kind: type[ViewT],
     log: LogReader,
     attempt: AttemptKey,
-    view: AttemptView | None = None,
+    view: ViewT | None = None,
     *,
     limit: int | None = None,
-) -> AttemptView | None:
+) -> ViewT | None:
     """Continue a view with what the log has behind it; None when the attempt was never opened.
 
     Args:
+        kind: into what is folded.
         log: what is folded.
         attempt: whose log.
         view: of its first events; None to begin. It must be thrown away when this raises.
@@ -98,7 +109,7 @@ def fold(
     after = 0 if view is None else view.revision
     events = (event for _, event in log.read(attempt, after=after, limit=limit))
     try:
-        view = AttemptView.continued(view, events)
+        view = kind.continued(view, events)
         if view is not None and view.revision >= log.revision(attempt):
             view.require_whole()
     except UnknownLogError as error:

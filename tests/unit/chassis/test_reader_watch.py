@@ -13,8 +13,8 @@ from callforest_mesh.chassis.item_server import Drain
 from callforest_mesh.chassis.lmdb_store import LmdbStore
 from callforest_mesh.chassis.transaction import READ_S
 from callforest_mesh.finalizer.service import FinalizerOptions, FinalizerService
-from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.service import LedgerOptions, LedgerService
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import LmdbLedgerStore

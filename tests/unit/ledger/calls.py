@@ -16,8 +16,9 @@ from callforest.capture.v1 import (
 from callforest.ledger.v1 import ledger_event_pb2, ledger_service_pb2
 from callforest_core.lineage.fingerprint import FINGERPRINT_VERSION, ConversationScan
 from callforest_mesh.ledger import commits, core
-from callforest_mesh.ledger.attempt import CHAIN, AttemptView
+from callforest_mesh.ledger.attempt import AttemptView
 from callforest_mesh.ledger.core import Decision
+from callforest_mesh.ledger.outline import CHAIN
 
 TENANT = "acme"
 KEY = "r1"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from callforest.capture.v1 import attempt_pb2
-from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
 from tests.unit.chassis.stores import HeldStore, make

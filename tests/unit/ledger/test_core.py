@@ -7,7 +7,8 @@ import pytest
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import commits, core
-from callforest_mesh.ledger.attempt import CLOSED, SEALED, AttemptView, LogError
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import CLOSED, SEALED, LogError
 from tests.unit.ledger.calls import (
     FIRST,
     KEY,

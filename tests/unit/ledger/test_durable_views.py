@@ -15,8 +15,9 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import core, durable_views
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptSummary, AttemptView
+from callforest_mesh.ledger.attempt import AttemptView
 from callforest_mesh.ledger.durable_views import Change, DurableViews
+from callforest_mesh.ledger.outline import AttemptKey, AttemptOutline, AttemptSummary
 from callforest_mesh.ledger.store import LogReader
 from tests.unit.ledger.calls import KEY, REQUEST_ID, TENANT, failure, intent
 from tests.unit.ledger.test_views import MemoryLog
@@ -61,8 +62,8 @@ class Bench:
     def submit(self, *_: object, **__: object) -> object:
         raise AssertionError("a read never waits for the writer")
 
-    def views(self, calls_max: int = 1000) -> DurableViews:
-        return DurableViews(self, calls_max)
+    def views(self, calls_max: int = 1000) -> DurableViews[AttemptOutline]:
+        return DurableViews(AttemptOutline, self, calls_max)
 
     def grow(self, attempt: AttemptKey = ATTEMPT, calls: int = 1) -> Change:
         """Make calls of an attempt durable; give what is to be told of that."""
@@ -90,7 +91,7 @@ class Bench:
         return None if view is None else view.summary()
 
 
-def summary(_: LogReader, view: AttemptView | None) -> AttemptSummary | None:
+def summary(_: LogReader, view: AttemptOutline | None) -> AttemptSummary | None:
     return None if view is None else view.summary()
 
 
@@ -218,14 +219,24 @@ STEPS = st.lists(
 )
 
 
+async def test_a_whole_view_reads_what_is_new_and_no_more() -> None:
+    bench = Bench()
+    views = DurableViews(AttemptView, bench, 1000)
+    for calls in (25, 1, 3):
+        bench.grow(calls=calls)
+        assert await views.read(ATTEMPT, summary) == bench.durable()
+    assert bench.log.taken == 1 + 25 + 1 + 3
+
+
+@pytest.mark.parametrize("kind", [AttemptOutline, AttemptView])
 @given(steps=STEPS, calls_max=st.sampled_from([1, 12, 1000]))
 @settings(max_examples=150, deadline=None)
 def test_whatever_is_told_a_read_gives_what_the_log_gives(
-    steps: list[tuple[object, ...]], calls_max: int
+    kind: type[AttemptOutline], steps: list[tuple[object, ...]], calls_max: int
 ) -> None:
     """Told late, out of order, twice or never, evicted or not: a read is a fold of the log."""
     bench = Bench()
-    views = bench.views(calls_max)
+    views = DurableViews(kind, bench, calls_max)
     keys = [AttemptKey(TENANT, f"r{number}") for number in range(3)]
     untold: list[Change] = []
     gone: set[AttemptKey] = set()

@@ -10,7 +10,8 @@ from callforest.ledger.v1 import ledger_event_pb2
 from callforest_core.lineage.forest_view import CANDIDATES_SHOWN, ClaimFault
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import commits, core, refusals
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptView, UnknownLogError
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import AttemptKey, UnknownLogError
 from callforest_mesh.ledger.views import AttemptViews
 from tests.unit.ledger.calls import (
     FIRST,
@@ -332,7 +333,7 @@ def test_a_log_of_another_release_is_refused_and_says_so(attempt: ForestAttempt,
     log, key = MemoryLog(), AttemptKey(TENANT, KEY)
     log.append(key, 0, events)
     with pytest.raises(Refusal) as caught:
-        AttemptViews(10).load(log, key)
+        AttemptViews(AttemptView, 10).load(log, key)
     assert caught.value.reason == er.ERROR_REASON_STORE_CORRUPT
     assert "another release" in caught.value.message
     assert "migrates nothing" in caught.value.message

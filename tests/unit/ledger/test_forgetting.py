@@ -10,8 +10,8 @@ import pytest
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.lmdb_store import LmdbStore
-from callforest_mesh.ledger.attempt import AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
 from tests.unit.chassis.stores import make

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from callforest.capture.v1 import call_record_pb2, capture_admission_pb2
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import commits, core
-from callforest_mesh.ledger.attempt import OPEN, SEALED
+from callforest_mesh.ledger.outline import OPEN, SEALED
 from tests.unit.ledger.calls import (
     KEY,
     Attempt,

@@ -13,8 +13,8 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.lmdb_store import WriteTxn
 from callforest_mesh.ledger import manifest_pages
-from callforest_mesh.ledger.attempt import CLOSED, OPEN, SEALED, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.outline import CLOSED, OPEN, SEALED, AttemptKey
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
 from tests.unit.chassis.stores import HeldStore, reach

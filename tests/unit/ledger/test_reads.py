@@ -11,7 +11,7 @@ import pytest
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.lmdb_store import WriteTxn
-from callforest_mesh.ledger.attempt import OPEN, SEALED, AttemptKey
+from callforest_mesh.ledger.outline import OPEN, SEALED, AttemptKey
 from tests.unit.chassis.stores import reach
 from tests.unit.ledger.calls import KEY, SECOND, TENANT, asking, failure, intent, record, said, user
 from tests.unit.ledger.held_ledger import ATTEMPT, REQUESTS, Bench, opened_bench

@@ -11,8 +11,8 @@ import pytest
 from callforest.capture.v1 import attempt_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_core.refusal import Refusal
-from callforest_mesh.ledger.attempt import OPEN, SEALED, AttemptKey
 from callforest_mesh.ledger.ledger import Ledger
+from callforest_mesh.ledger.outline import OPEN, SEALED, AttemptKey
 from callforest_mesh.ledger.settlement import SettlementWatch
 from callforest_mesh.ledger.store import DATABASES, LmdbLedgerStore
 from tests.unit.chassis.stores import HeldStore, make, reach

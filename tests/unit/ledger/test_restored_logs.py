@@ -8,7 +8,8 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import commits
-from callforest_mesh.ledger.attempt import AttemptView, LogError, UnknownLogError
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import LogError, UnknownLogError
 from tests.unit.ledger.calls import KEY, SECOND, THIRD, record
 from tests.unit.ledger.forest_calls import ForestAttempt, forest_record
 from tests.unit.ledger.restored_calls import SECOND_KEY, chain_of_three, restored

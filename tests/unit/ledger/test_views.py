@@ -11,7 +11,8 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import core
-from callforest_mesh.ledger.attempt import AttemptKey, AttemptView
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.store import RevisionConflictError
 from callforest_mesh.ledger.views import ATTEMPT_WEIGHT, AttemptViews
 from tests.unit.ledger.calls import REQUEST_ID, TENANT, intent
@@ -69,14 +70,14 @@ def opened(log: MemoryLog, name: str, calls: int = 0) -> AttemptKey:
     return key
 
 
-def loaded(views: AttemptViews, log: MemoryLog, key: AttemptKey) -> AttemptView:
+def loaded(views: AttemptViews[AttemptView], log: MemoryLog, key: AttemptKey) -> AttemptView:
     view = views.load(log, key)
     assert view is not None
     return view
 
 
 def test_a_view_is_folded_once(log: MemoryLog) -> None:
-    key, views = opened(log, "r1", 3), AttemptViews(100)
+    key, views = opened(log, "r1", 3), AttemptViews(AttemptView, 100)
     first = loaded(views, log, key)
     assert first.call_count == 3
     assert views.load(log, key) is first
@@ -84,14 +85,14 @@ def test_a_view_is_folded_once(log: MemoryLog) -> None:
 
 
 def test_an_attempt_that_was_never_opened_has_no_view(log: MemoryLog) -> None:
-    views = AttemptViews(100)
+    views = AttemptViews(AttemptView, 100)
     assert views.load(log, AttemptKey(TENANT, "r1")) is None
     assert len(views) == 0
 
 
 def test_a_view_that_left_its_log_is_folded_anew(log: MemoryLog) -> None:
     """An aborted commit takes its events back; the view had them already."""
-    key, views = opened(log, "r1", 1), AttemptViews(100)
+    key, views = opened(log, "r1", 1), AttemptViews(AttemptView, 100)
     view = loaded(views, log, key)
     view.apply(core.record_intent(view, intent("lost")).events[0])
     again = loaded(views, log, key)
@@ -103,7 +104,7 @@ def test_a_view_that_left_its_log_is_folded_anew(log: MemoryLog) -> None:
 def test_the_least_recently_used_are_forgotten(log: MemoryLog) -> None:
     names = ["r1", "r2", "r3"]
     keys = [opened(log, name, 4) for name in names]
-    views = AttemptViews(2 * (4 + ATTEMPT_WEIGHT))
+    views = AttemptViews(AttemptView, 2 * (4 + ATTEMPT_WEIGHT))
     first = loaded(views, log, keys[0])
     loaded(views, log, keys[1])
     assert views.load(log, keys[0]) is first
@@ -116,7 +117,7 @@ def test_the_least_recently_used_are_forgotten(log: MemoryLog) -> None:
 
 
 def test_one_attempt_may_exceed_the_limit_and_growth_counts(log: MemoryLog) -> None:
-    views = AttemptViews(1)
+    views = AttemptViews(AttemptView, 1)
     small, large = opened(log, "r1"), opened(log, "r2", 20)
     kept = loaded(views, log, large)
     assert views.load(log, large) is kept
@@ -131,7 +132,7 @@ def test_what_is_not_the_attempts_log_is_never_served(log: MemoryLog, harm: str)
     stranger = AttemptKey("other", "r1")
     log.logs[stranger] = log.logs[key][1:] if harm == "headless" else log.logs[key]
     with pytest.raises(Refusal) as caught:
-        AttemptViews(100).load(log, stranger)
+        AttemptViews(AttemptView, 100).load(log, stranger)
     assert caught.value.reason == er.ERROR_REASON_STORE_CORRUPT
     assert TENANT not in str(caught.value)
     assert caught.value.facts == {"store": "ledger", "key": "r1"}

@@ -9,7 +9,8 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_core.refusal import Refusal
 from callforest_mesh.ledger import commits, core
-from callforest_mesh.ledger.attempt import AttemptView, LogError
+from callforest_mesh.ledger.attempt import AttemptView
+from callforest_mesh.ledger.outline import LogError
 from tests.unit.ledger.calls import (
     FIRST,
     KEY,
