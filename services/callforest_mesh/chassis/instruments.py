@@ -54,6 +54,9 @@ class Counter:
 
     def add(self, amount: float, *values: str) -> None:
         """Add an amount under the values of the labels, in their order."""
+        if values in self._sums:  # what is kept is bounded
+            self._sums[values] += amount
+            return
         key = bounded(self._labels, values)
         self._sums[key] = self._sums.get(key, 0) + amount
 
@@ -90,14 +93,21 @@ class Histogram:
 
     def record(self, value: float, *values: str) -> None:
         """Note a value under the values of the labels, in their order."""
-        key = bounded(self._labels, values)
-        seen = self._seen.get(key)
+        seen = self._seen.get(values)  # what is kept is bounded
         if seen is None:
-            seen = self._seen[key] = Distribution([0] * (len(self.bounds) + 1))
+            seen = self._distribution(bounded(self._labels, values))
         seen.counts[bisect_left(self.bounds, value)] += 1
         seen.total += value
-        seen.least = min(seen.least, value)
-        seen.most = max(seen.most, value)
+        if value < seen.least:
+            seen.least = value
+        if value > seen.most:
+            seen.most = value
+
+    def _distribution(self, key: tuple[str, ...]) -> Distribution:
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = Distribution([0] * (len(self.bounds) + 1))
+        return found
 
     def distributions(self) -> list[tuple[dict[str, str], Distribution]]:
         """Give each distribution with its labels."""

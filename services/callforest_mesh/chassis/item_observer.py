@@ -87,7 +87,7 @@ class ItemObserver(Generic[PayloadT, ResultT]):
         except BaseException as error:
             self._note(begun, context.timeout_ms, error)
             raise
-        future = asyncio.ensure_future(answer)
+        future = answer if isinstance(answer, asyncio.Future) else asyncio.ensure_future(answer)
         future.add_done_callback(functools.partial(self._ended, begun, context.timeout_ms))
         return future
 
@@ -115,11 +115,11 @@ class ItemObserver(Generic[PayloadT, ResultT]):
 
     def _note(self, begun: float, timeout_ms: int, error: BaseException | None) -> None:
         self._running -= 1
+        took_s = time.perf_counter() - begun
         outcome = OK
         if error is not None:
-            late = (time.perf_counter() - begun) * 1000 >= timeout_ms
-            outcome = "ITEM_DEADLINE" if late else outcome_of(error)
-        self._durations.record(time.perf_counter() - begun, outcome)
+            outcome = "ITEM_DEADLINE" if took_s * 1000 >= timeout_ms else outcome_of(error)
+        self._durations.record(took_s, outcome)
 
     async def _traced(self, context: item_pb2.ItemContext, payload: PayloadT) -> ResultT:
         with self._tracer.child(self._name, context.traceparent, "server") as span:

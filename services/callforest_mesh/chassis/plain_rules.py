@@ -68,6 +68,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.names: dict[str, object] = {}
+        self._sizes: dict[str, str] = {}
         self._variables = 0
 
     def message(self, this: str, descriptor: Descriptor, within: tuple[str, ...]) -> list[str]:
@@ -85,8 +86,17 @@ class _Writer:
                 tests.append(f"{this}.WhichOneof({group.name!r}) is not None")
         for field in descriptor.fields:
             tests += self._field(this, field, within)
-        tests += (_expression(_MESSAGE_EXPRESSIONS, one.expression, this=this) for one in rules.cel)
+        for one in rules.cel:
+            tests.append(
+                self._known_sizes(_expression(_MESSAGE_EXPRESSIONS, one.expression, this=this))
+            )
         return tests
+
+    def _known_sizes(self, test: str) -> str:
+        """Take the sizes that earlier tests have found: each look at a field of bytes copies it."""
+        for size, variable in self._sizes.items():
+            test = test.replace(size, variable)
+        return test
 
     def _field(self, this: str, field: FieldDescriptor, within: tuple[str, ...]) -> list[str]:
         rules = field.GetOptions().Extensions[validate_pb2.field]
@@ -124,8 +134,7 @@ class _Writer:
         if field.type == FieldDescriptor.TYPE_BYTES:
             return self._bytes(value, rules)
         if kind in ("uint32", "uint64") and not rules.cel:
-            least, most = _bounds(getattr(rules, kind))
-            return f"{least} <= {value} <= {most}"
+            return _within(value, *_bounds(getattr(rules, kind)))
         if kind == "enum" and not rules.cel:
             _known(rules.enum, {"not_in"})
             return f"{value} not in {(*rules.enum.not_in,)!r}"
@@ -147,21 +156,23 @@ class _Writer:
         _known(rules, {*_SIZES, "pattern"})
         least, most = _sizes(rules)
         if not rules.HasField("pattern"):
-            return f"{least} <= len({value}) <= {most}"
+            return _within(f"len({value})", least, most)
         pattern = _PATTERN.fullmatch(rules.pattern)
         if pattern is None:
             raise _UnknownRuleError
         text, matches = self._variable(), f"matches_{len(self.names)}"
         self.names[matches] = re.compile(pattern[1], re.ASCII).fullmatch
-        return f"{least} <= len({text} := {value}) <= {most} and {matches}({text}) is not None"
+        sized = _within(f"len({text} := {value})", least, most)
+        return f"{sized} and {matches}({text}) is not None"
 
     def _bytes(self, value: str, rules: validate_pb2.FieldRules) -> str:
         _known(rules.bytes, _SIZES)
         least, most = _sizes(rules.bytes)
         size = self._variable()
+        self._sizes[f"len({value})"] = size
         return _all(
             [
-                f"{least} <= ({size} := len({value})) <= {most}",
+                _within(f"({size} := len({value}))", least, most),
                 *(_expression(_BYTES_EXPRESSIONS, one.expression, size=size) for one in rules.cel),
             ]
         )
@@ -186,6 +197,14 @@ def _list(
         _known(rules.repeated, {"max_items"})
         both = [_few(value, rules.repeated), *both]
     return _all(both) if both else ""
+
+
+def _within(value: str, least: int, most: int) -> str:
+    """Write the test of a number's bounds that can be broken; a size or an unsigned number is."""
+    if least == most:
+        return f"{value} == {least}"
+    lower = f"{least} <= " if least > 0 else ""
+    return f"{lower}{value} <= {most}"
 
 
 def _few(value: str, rules: validate_pb2.RepeatedRules) -> str:

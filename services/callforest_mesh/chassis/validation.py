@@ -34,9 +34,10 @@ def check(message: Message) -> None:
 
 def _is_plain(message: Message) -> bool:
     kind = type(message)
-    if kind not in _PLAIN:
-        _PLAIN[kind] = plain_check(cast("Descriptor", kind.DESCRIPTOR))
-    holds = _PLAIN[kind]
+    try:
+        holds = _PLAIN[kind]
+    except KeyError:
+        holds = _PLAIN[kind] = plain_check(cast("Descriptor", kind.DESCRIPTOR))
     return holds is not None and holds(message)
 
 
