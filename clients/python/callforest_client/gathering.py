@@ -44,6 +44,10 @@ class Gathering:
             self._crowd, self._until = waiting, now + _CROWD_KEPT_S
         self._coming = self._crowd - sent
 
+    def miss(self, waiting: int) -> None:
+        """Take note that the wait was in vain: who is not here by now is not on the way."""
+        self._crowd = waiting
+
     @property
     def enough(self) -> int:
         """How many items are worth a message at once."""

@@ -106,6 +106,18 @@ async def test_who_comes_back_first_waits_for_those_who_were_answered_too() -> N
     await stream.close()
 
 
+async def test_who_did_not_come_in_time_is_not_waited_for_again() -> None:
+    call = Holding()
+    call.release.set()
+    stream = ItemStream(STAGE, lambda **_: call, linger_s=0.01)
+    await asyncio.gather(*sending(stream, 8))
+    await asyncio.gather(*sending(stream, 5))
+    stream._gathering._linger_s = HOUR_S
+    await asyncio.gather(*sending(stream, 5))
+    assert call.sizes == [8, 5, 5]
+    await stream.close()
+
+
 async def test_no_message_waits_for_more_than_64() -> None:
     call = Holding()
     call.release.set()
