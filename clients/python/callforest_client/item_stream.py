@@ -45,6 +45,7 @@ from callforest_client.stream_spec import (
     ResultLike,
     ResultT,
     StreamSpec,
+    put_arm,
 )
 from callforest_core.refusal import Refusal
 
@@ -319,14 +320,9 @@ class ItemStream(Generic[PayloadT, ResultT]):
             if count and total > MESSAGE_BYTES:
                 break
             self._queue.popleft()
-            context = {
-                "sequence": pending.sequence,
-                "tenant": pending.tenant,
-                "timeout_ms": max(1, int((pending.deadline - now) * 1000)),
-                "traceparent": pending.traceparent,
-                "is_repeat": pending.repeated,
-            }
-            request.items.add(context=context, **{queued.arm: queued.body})
+            item = request.items.add()
+            pending.fill(item.context, now)
+            put_arm(item, queued.arm, queued.body)
             count += 1
             if waited_for and not pending.sent:
                 pending.sent = True

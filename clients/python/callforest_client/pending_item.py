@@ -8,6 +8,7 @@ from typing import Generic
 
 from google.protobuf.message import Message
 
+from callforest.capture.v1 import item_pb2
 from callforest_client.stream_spec import PayloadT, ResultT
 
 
@@ -40,6 +41,16 @@ class PendingItem(Generic[PayloadT, ResultT]):
     sent: bool = False
     repeated: bool = False
     late: bool = False
+
+    def fill(self, context: item_pb2.ItemContext, now: float) -> None:
+        """Fill the context of a new item that is sent at `now`, on the loop's clock."""
+        context.sequence = self.sequence
+        context.tenant = self.tenant
+        context.timeout_ms = max(1, int((self.deadline - now) * 1000))
+        if self.traceparent:
+            context.traceparent = self.traceparent
+        if self.repeated:
+            context.is_repeat = True
 
 
 @dataclass(slots=True, eq=False)

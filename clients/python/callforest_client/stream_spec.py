@@ -68,6 +68,17 @@ class ResultLike(Protocol):
 PartT_co = TypeVar("PartT_co", covariant=True)
 
 
+def put_arm(part: ItemLike | ResultLike, arm: str, content: Message) -> None:
+    """Set an arm of an item or a result to a copy of a message.
+
+    Copying into an empty message costs half of handing it to the constructor of its owner, which
+    merges: with one message a call and step, the largest part of a stream's own cost.
+    """
+    place: Message = getattr(part, arm)
+    place.CopyFrom(content)
+    place.SetInParent()  # a copy of what is empty would choose no arm
+
+
 class Growing(Protocol[PartT_co]):
     """A list of messages within another; what is added is made in place, and so copied once."""
 

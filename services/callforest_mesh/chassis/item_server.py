@@ -27,6 +27,7 @@ from callforest_client.stream_spec import (
     ResponseLike,
     ResultT,
     StreamSpec,
+    put_arm,
 )
 from callforest_core.refusal import Refusal
 from callforest_mesh.chassis.errors import (
@@ -202,7 +203,7 @@ class _Stream(Generic[PayloadT, ResultT]):
             if count and total > MESSAGE_BYTES:
                 break
             self._results.popleft()
-            response.results.add(sequence=result.sequence, **{result.arm: result.outcome})
+            put_arm(response.results.add(sequence=result.sequence), result.arm, result.outcome)
             count += 1
         return response
 
