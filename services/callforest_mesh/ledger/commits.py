@@ -75,7 +75,8 @@ def commit_record(
             coords.capture_key, coords.call_id, INVALID_COORDINATES, mismatch.message
         )
         return Decision(_committed(known, 1), (failed,), mismatch)
-    appended = ledger_event_pb2.LedgerEvent(record=record)
+    appended = ledger_event_pb2.LedgerEvent()
+    appended.record.CopyFrom(record)
     appended.record.intent_number = call.intent_number
     return Decision(_committed(known, 1), (appended,))
 

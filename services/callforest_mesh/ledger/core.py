@@ -103,20 +103,27 @@ def record_intent(
     verdict = judge(view, intent)
     if verdict.WhichOneof("verdict") == "refused":
         return Decision(verdict)
-    recorded = ledger_event_pb2.IntentRecorded(
-        call_id=intent.call_id,
-        body_digest=intent.body_digest,
-        admit_time=intent.admit_time,
-        verdict=verdict,
-        configuration_digest=b"" if view.configuration_digest else intent.configuration_digest,
-        is_keyed=intent.is_keyed,
-    )
-    announced = ledger_event_pb2.LedgerEvent(intent=recorded)
+    announced = _announced(view, intent, verdict)
     if verdict.WhichOneof("verdict") != "uncaptured":
         return Decision(verdict, (announced,))
     detail = verdict.uncaptured.detail
     failed = failure_event(intent.capture_key, intent.call_id, UNRESOLVED_PARENT, detail)
     return Decision(verdict, (announced, failed))
+
+
+def _announced(
+    view: AttemptView, intent: attempt_pb2.CallIntent, verdict: capture_admission_pb2.Verdict
+) -> ledger_event_pb2.LedgerEvent:
+    event = ledger_event_pb2.LedgerEvent()
+    recorded = event.intent
+    recorded.call_id = intent.call_id
+    recorded.body_digest = intent.body_digest
+    recorded.admit_time.CopyFrom(intent.admit_time)
+    recorded.verdict.CopyFrom(verdict)
+    recorded.is_keyed = intent.is_keyed
+    if not view.configuration_digest:
+        recorded.configuration_digest = intent.configuration_digest
+    return event
 
 
 def find_predecessor(
