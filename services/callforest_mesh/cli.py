@@ -13,16 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from callforest_mesh.store_commands import add_store_commands, verify_stores
+from callforest_mesh.inspection_commands import add_inspection_commands
+from callforest_mesh.store_commands import add_store_commands
+from callforest_mesh.terminal import AWAY, DONE, NO, WRONG, Subcommands, complain, say
 
 if TYPE_CHECKING:
     from callforest_mesh.chassis.configuration import MeshConfiguration
     from callforest_mesh.finding import Finding
 
-DONE: Final = 0
-NO: Final = 1
-WRONG: Final = 2
-AWAY: Final = 3
 _INTERRUPTED: Final = 130
 
 
@@ -43,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=(__doc__ or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"callforest {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shared = _configuration_flags()
 
@@ -60,20 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", parents=[shared], help="check the installation")
     doctor.set_defaults(command=_doctor)
 
-    health = commands.add_parser("health", parents=[shared], help="ask services whether they serve")
-    health.add_argument("name", metavar="NAME", nargs="?", help="one of them, by its short name")
-    health.set_defaults(command=_health)
-
-    show = commands.add_parser("show", parents=[shared], help="show a rollout or an attempt")
-    show.add_argument("name", metavar="ROLLOUT|CAPTURE_KEY")
-    show.add_argument("--svg", type=Path, metavar="FILE", help="draw the call graph")
-    show.set_defaults(command=_show)
-
-    explain = commands.add_parser("explain", parents=[shared], help="say why a call is what it is")
-    explain.add_argument("name", metavar="CAPTURE_KEY/CALL_ID")
-    explain.set_defaults(command=_explain)
-
-    _add_verification(commands, shared)
+    add_inspection_commands(commands, shared, _with_configuration)
     add_store_commands(commands, shared, _with_configuration)
 
     _add_conformance(commands)
@@ -97,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("callforest")
+
+
 def _configuration_flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False)
     flags.add_argument(
@@ -113,38 +105,7 @@ def _configuration_flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _add_verification(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser
-) -> None:
-    verify = commands.add_parser(
-        "verify",
-        parents=[shared],
-        help="verify what an attempt has staged, a file of `export`, or whole stores",
-    )
-    what = verify.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "name", metavar="CAPTURE_KEY|FILE", nargs="?", help="a file, if there is one of the name"
-    )
-    what.add_argument(
-        "--store",
-        nargs="?",
-        const="",
-        metavar="DIRECTORY",
-        help="stopped stores or a backup, by default state_dir",
-    )
-    verify.set_defaults(command=_verify)
-
-    export = commands.add_parser(
-        "export", parents=[shared], help="write a group's rows with what proves them"
-    )
-    export.add_argument("group", metavar="GROUP")
-    export.add_argument("file", type=Path, metavar="FILE")
-    export.set_defaults(command=_export)
-
-
-def _add_conformance(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> None:
+def _add_conformance(commands: Subcommands) -> None:
     conformance = commands.add_parser("conformance", help="prove an implementation with cases")
     modes = conformance.add_subparsers(required=True, metavar="MODE")
     check = modes.add_parser("check", help="answer the cases of a file and compare")
@@ -159,18 +120,25 @@ def _add_conformance(
 
 def _up(parsed: argparse.Namespace) -> int:
     def run(configuration: MeshConfiguration) -> int:
+        from callforest_mesh.doctor import needs
+        from callforest_mesh.mesh_options import check_all
+
+        check_all(configuration)
+        lacking = [one for one in needs(configuration) if not one.ok]
+        for finding in lacking:
+            complain(f"{finding.subject}: {finding.text}", NO)
+        if lacking:
+            return NO
         if not parsed.processes:
             from callforest_mesh import assembly
 
             return assembly.up(configuration)
-        from callforest_mesh.mesh_options import check_all
         from callforest_mesh.supervisor import SupervisionError, supervise
 
-        check_all(configuration)
         try:
             return supervise(configuration, _configuration_arguments(parsed))
         except SupervisionError as error:
-            return _complain(str(error), NO)
+            return complain(str(error), NO)
 
     return _with_configuration(parsed, run, log_as="mesh")
 
@@ -179,7 +147,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     from callforest_mesh.chassis.configuration import SERVICES
 
     if parsed.name not in SERVICES:
-        return _complain(f"no service {parsed.name!r}; known are {', '.join(SERVICES)}", WRONG)
+        return complain(f"no service {parsed.name!r}; known are {', '.join(SERVICES)}", WRONG)
 
     def run(configuration: MeshConfiguration) -> int:
         from callforest_mesh import assembly
@@ -194,7 +162,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
     def report(finding: Finding) -> bool:
         mark = "ok" if finding.ok else "NO"
-        _print(f"{mark:<3} {finding.subject:<22} {finding.text}")
+        say(f"{mark:<3} {finding.subject:<22} {finding.text}")
         return finding.ok
 
     if not report(generated_code.examine()):
@@ -209,89 +177,13 @@ def _doctor(parsed: argparse.Namespace) -> int:
     return _with_configuration(parsed, run)
 
 
-def _health(parsed: argparse.Namespace) -> int:
-    from callforest_mesh.chassis.configuration import SERVICES
-
-    if parsed.name is not None and parsed.name not in SERVICES:
-        return _complain(f"no service {parsed.name!r}; known are {', '.join(SERVICES)}", WRONG)
-
-    def run(configuration: MeshConfiguration) -> int:
-        from callforest_mesh import health_check
-
-        names = configuration.services if parsed.name is None else (parsed.name,)
-        found = health_check.check(configuration, names)
-        for name, state in found.items():
-            _print(f"{name:<10} {state}")
-        if health_check.AWAY in found.values():
-            return AWAY
-        return DONE if set(found.values()) == {"SERVING"} else NO
-
-    return _with_configuration(parsed, run)
-
-
-def _show(parsed: argparse.Namespace) -> int:
-    def run(configuration: MeshConfiguration) -> int:
-        from callforest_mesh.inspection import show
-
-        lines, status = show(configuration, parsed.name, parsed.svg)
-        _print("\n".join(lines))
-        return status
-
-    return _with_configuration(parsed, run)
-
-
-def _explain(parsed: argparse.Namespace) -> int:
-    def run(configuration: MeshConfiguration) -> int:
-        from callforest_mesh.inspection import explain_call
-
-        lines, status = explain_call(configuration, parsed.name)
-        _print("\n".join(lines))
-        return status
-
-    return _with_configuration(parsed, run)
-
-
-def _verify(parsed: argparse.Namespace) -> int:
-    if parsed.name is not None and Path(parsed.name).is_file():
-        from callforest_mesh.exported_rows import verify_file
-
-        try:
-            lines, status = verify_file(Path(parsed.name))
-        except OSError as error:
-            return _complain(f"{parsed.name}: {error.strerror}", WRONG)
-        _print("\n".join(lines))
-        return status
-
-    def run(configuration: MeshConfiguration) -> int:
-        if parsed.store is not None:
-            return verify_stores(configuration, parsed.store)
-        from callforest_mesh.inspection import verify
-
-        lines, status = verify(configuration, parsed.name)
-        _print("\n".join(lines))
-        return status
-
-    return _with_configuration(parsed, run)
-
-
-def _export(parsed: argparse.Namespace) -> int:
-    def run(configuration: MeshConfiguration) -> int:
-        from callforest_mesh.exported_rows import export
-
-        lines, status = export(configuration, parsed.group, parsed.file)
-        _print("\n".join(lines))
-        return status
-
-    return _with_configuration(parsed, run)
-
-
 def _conformance_check(parsed: argparse.Namespace) -> int:
     from callforest_mesh.conformance.command import check
 
     try:
         return check(parsed.suite, parsed.file)
     except OSError as error:
-        return _complain(f"{parsed.file}: {error.strerror}", WRONG)
+        return complain(f"{parsed.file}: {error.strerror}", WRONG)
 
 
 def _conformance_evaluate(parsed: argparse.Namespace) -> int:
@@ -303,7 +195,7 @@ def _conformance_evaluate(parsed: argparse.Namespace) -> int:
         with parsed.file.open(encoding="utf-8") as cases:
             return evaluate(parsed.suite, cases, sys.stdout)
     except OSError as error:
-        return _complain(f"{parsed.file}: {error.strerror}", WRONG)
+        return complain(f"{parsed.file}: {error.strerror}", WRONG)
 
 
 def _demo(parsed: argparse.Namespace) -> int:
@@ -323,7 +215,7 @@ def _demo(parsed: argparse.Namespace) -> int:
             policy = compacting(policy)
         return run_demo(DemoOptions(policy=policy, **given))
     except (DemoFailedError, ModelAbsentError, RunStoppedError, SupervisionError) as error:
-        return _complain(str(error), NO)
+        return complain(str(error), NO)
 
 
 def _with_configuration(
@@ -348,13 +240,13 @@ def _with_configuration(
         write_log(log_as or "callforest", style=configuration.log.format, level=level)
         return run(configuration)
     except ConfigurationError as error:
-        return _complain(f"the configuration is wrong: {error}", WRONG)
+        return complain(f"the configuration is wrong: {error}", WRONG)
     except ServerStartError as error:
-        return _complain(str(error), NO)
+        return complain(str(error), NO)
     except UnavailableError as error:
-        return _complain(f"{error}; is the mesh up?", AWAY)
+        return complain(f"{error}; is the mesh up?", AWAY)
     except (CallforestError, Refusal, OSError) as error:
-        return _complain(str(error), NO)
+        return complain(str(error), NO)
     except Exception:
         logging.getLogger("callforest").exception("a fault ends the process")
         return NO
@@ -366,15 +258,6 @@ def _configuration_arguments(parsed: argparse.Namespace) -> list[str]:
     for setting in parsed.settings:
         arguments += ["--set", setting]
     return arguments
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
-def _complain(text: str, status: int) -> int:
-    sys.stderr.write(f"callforest: {text}\n")
-    return status
 
 
 if __name__ == "__main__":

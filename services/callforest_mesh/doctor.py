@@ -6,7 +6,6 @@ import importlib.util
 import os
 import resource
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from callforest_mesh import storage_check
+from callforest_mesh.address_check import examine_address
 from callforest_mesh.chassis.configuration import MeshConfiguration
 from callforest_mesh.chassis.configuration_section import ConfigurationError
 from callforest_mesh.finding import Finding, bad, good
@@ -30,6 +30,11 @@ def examine(configuration: MeshConfiguration) -> Iterator[Finding]:
     yield _node(shutil.which("node"))
     yield _options(configuration)
     yield from storage_check.examine(configuration.state_dir)
+    yield from needs(configuration)
+
+
+def needs(configuration: MeshConfiguration) -> Iterator[Finding]:
+    """Check what a start fails without, one finding after the other: addresses, engine, models."""
     yield from _addresses(configuration)
     if "worker" in configuration.services:
         yield from _engine(configuration)
@@ -75,7 +80,7 @@ def _options(configuration: MeshConfiguration) -> Finding:
 def _addresses(configuration: MeshConfiguration) -> Iterator[Finding]:
     for name in configuration.services:
         address = configuration.addresses.of(name)
-        yield _free(f"address of {name}", address, "addresses")
+        yield examine_address(f"address of {name}", address, "addresses")
     if "gateway" in configuration.services:
         from callforest_mesh.mesh_options import gateway_options
 
@@ -83,32 +88,7 @@ def _addresses(configuration: MeshConfiguration) -> Iterator[Finding]:
             options = gateway_options(configuration)
         except ConfigurationError:
             return  # said already
-        yield _free("HTTP of gateway", f"{options.host}:{options.port}", "gateway.port")
-
-
-def _free(subject: str, address: str, key: str) -> Finding:
-    """Try to listen at an address, and leave it at once."""
-    taken = f"{address} is taken: stop what listens there, or set another in {key}"
-    if address.startswith("unix:"):
-        path = Path(address.removeprefix("unix:"))
-        if not path.parent.is_dir():
-            return bad(subject, f"{path.parent} is not there: make the directory")
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                return bad(subject, taken)
-        return good(subject, f"{address} is free")
-    host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        return bad(subject, f"{host} has no address here ({error.strerror}): set another in {key}")
-    try:
-        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(found[0][4])
-    except OSError as error:
-        return bad(subject, f"{taken} ({error.strerror})")
-    return good(subject, f"{address} is free")
+        yield examine_address("HTTP of gateway", f"{options.host}:{options.port}", "gateway.port")
 
 
 def _engine(configuration: MeshConfiguration) -> Iterator[Finding]:

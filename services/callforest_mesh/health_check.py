@@ -30,13 +30,12 @@ def check(configuration: MeshConfiguration, names: Sequence[str]) -> dict[str, s
 
 
 async def _check(configuration: MeshConfiguration, names: Sequence[str]) -> dict[str, str]:
-    found = await asyncio.gather(
-        *(_probe(configuration.addresses.of(name), name) for name in names)
-    )
+    found = await asyncio.gather(*(probe(configuration.addresses.of(name), name) for name in names))
     return dict(zip(names, found, strict=True))
 
 
-async def _probe(address: str, name: str) -> str:
+async def probe(address: str, name: str) -> str:
+    """Ask one service for its health; see `check`."""
     async with connect(address) as channel:
         ask: grpc.aio.UnaryUnaryMultiCallable[
             health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse

@@ -5,24 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from callforest_mesh.store_names import STORES
+from callforest_mesh.terminal import Runner, Subcommands
 
 if TYPE_CHECKING:
     from callforest_mesh.chassis.configuration import MeshConfiguration
     from callforest_mesh.chassis.store_copy import StoreCopy
 
 _ALL: Final = "all"
-Runner: TypeAlias = Callable[[argparse.Namespace, "Callable[[MeshConfiguration], int]"], int]
-"""Reads the configuration that a command line names, and runs a function with it."""
 
 
 def add_store_commands(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: Subcommands,
     shared: argparse.ArgumentParser,
     run: Runner,
 ) -> None:

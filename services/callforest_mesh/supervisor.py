@@ -21,6 +21,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from callforest_client.channel import connect
+from callforest_mesh.address_check import examine_address
 from callforest_mesh.chassis.configuration import SERVICES, MeshConfiguration
 
 _LOG = logging.getLogger("callforest")
@@ -182,6 +183,13 @@ class Supervisor:
     async def _keep(self, child: _Child) -> None:
         """Start a service again and again, until it is stopped or given up."""
         while not self._ends():
+            # Whoever listens there would answer for the child, and be taken for it.
+            place = await asyncio.to_thread(
+                examine_address, f"the address of {child.name}", child.address, "addresses"
+            )
+            if not place.ok and not child.restarts:
+                self._give_up(f"{place.subject}, {place.text}")
+                return
             try:
                 child.process = await self._spawn(child)
             except OSError as error:

@@ -24,11 +24,12 @@ from callforest_client.failure_budget import (
 from callforest_client.group_runner import GroupRunner, RolloutLostError, RunnerOptions
 from callforest_client.rollout import OpenRollout, Outcome, RolloutOwner
 from callforest_core.refusal import Refusal
-from callforest_mesh.cli import NO, main
+from callforest_mesh.cli import main
 from callforest_mesh.demo import run
 from callforest_mesh.demo.harness import Played
 from callforest_mesh.demo.loop import DemoLoop, LoopOptions
 from callforest_mesh.staging import servicer
+from callforest_mesh.terminal import NO
 from tests.integration.running_mesh import Running, play, running
 
 FOREST = attempt_pb2.CAPTURE_MODE_FOREST

@@ -19,7 +19,7 @@ from callforest.capture.v1 import attempt_pb2, group_batch_pb2, receipt_pb2
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.codec import staged_call_to_proto
 from callforest_mesh.chassis.configuration import SERVICES
-from callforest_mesh.cli import DONE
+from callforest_mesh.terminal import DONE
 from callforest_mesh.trainer.batch import BatchOptions, plan_step
 from callforest_mesh.trainer.core import AdvantageOptions, MaskedRewardPolicy
 from callforest_mesh.trainer.rows import gather_step

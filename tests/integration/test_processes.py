@@ -203,6 +203,17 @@ async def test_a_child_that_was_told_wrong_is_not_started_again(tmp_path: Path) 
     assert supervisor.restarts("staging") == 0
 
 
+async def test_a_service_is_not_taken_for_who_listens_at_its_address(tmp_path: Path) -> None:
+    """Another mesh would be SERVING there, and get this one's calls."""
+    first = Supervisor(configured(tmp_path), arguments(tmp_path))
+    await first.start()
+    second = Supervisor(configured(tmp_path), arguments(tmp_path))
+    with pytest.raises(SupervisionError, match=r"the address of .*, unix:.* is taken: stop what"):
+        await second.start()
+    assert all(second.restarts(name) == 0 for name in NAMES)
+    await first.stop()
+
+
 async def spawn(*words: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,

@@ -16,9 +16,9 @@ from callforest.error.v1 import error_reason_pb2 as er
 from callforest_client.codec import staged_call_to_proto
 from callforest_client.errors import RefusedError
 from callforest_mesh.chassis.configuration import SERVICES
-from callforest_mesh.cli import DONE, NO
 from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.store import attempt_prefix
+from callforest_mesh.terminal import DONE, NO
 from tests.integration import store_damage as damage
 from tests.integration.finalizer_mesh import (
     TENANT,

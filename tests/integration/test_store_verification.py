@@ -16,11 +16,12 @@ from callforest.finalizer.v1 import row_log_pb2
 from callforest.ledger.v1 import ledger_event_pb2
 from callforest_client.codec import ids_to_bytes
 from callforest_mesh.chassis.record_frame import CHECKSUM_BYTES, checksum
-from callforest_mesh.cli import DONE, NO, main
+from callforest_mesh.cli import main
 from callforest_mesh.finalizer.store import tenant_key, tenant_prefix
 from callforest_mesh.ledger.outline import AttemptKey
 from callforest_mesh.ledger.store import DATABASES, attempt_prefix
 from callforest_mesh.staging.entry import partition_key
+from callforest_mesh.terminal import DONE, NO
 from tests.integration import store_damage as damage
 from tests.integration.finalizer_mesh import (
     TENANT,

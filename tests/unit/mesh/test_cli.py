@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from callforest_mesh.assembly import Clients, build
 from callforest_mesh.chassis.configuration import CONTROL_TOKEN_VARIABLE, load
 from callforest_mesh.chassis.configuration_section import ConfigurationError
 from callforest_mesh.chassis.item_server import Drain
-from callforest_mesh.cli import AWAY, DONE, NO, WRONG, main
+from callforest_mesh.cli import main
 from callforest_mesh.mesh_options import (
     check_all,
     gateway_options,
     trainer_options,
     worker_options,
 )
+from callforest_mesh.terminal import AWAY, DONE, NO, WRONG
 from callforest_mesh.trainer.service import TrainerService
 
 SCRIPTED = ["--set", "worker.engine=scripted", "--set", "trainer.model_path=m"]
@@ -109,6 +111,22 @@ def test_what_is_wrong_is_said(
     captured = capsys.readouterr()
     assert message in captured.err
     assert not captured.out
+
+
+@pytest.mark.parametrize("mode", [[], ["--processes"]])
+def test_what_a_start_would_fail_without_is_said_before_it(
+    mode: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "none"
+    wrong = words(["services=[worker]", f"worker.vllm.model={model}", "worker.vllm.device=cpu"])
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/w")
+        other.listen()
+        arguments = ["up", *mode, *wrong, *words([f"addresses.worker=unix:{tmp_path}/w"])]
+        assert main(arguments) == NO
+    said = capsys.readouterr().err
+    assert f"address of worker: unix:{tmp_path}/w is taken: stop what listens there" in said
+    assert f"model of worker: {model} is no directory: put a checkpoint there" in said
 
 
 @pytest.mark.parametrize(

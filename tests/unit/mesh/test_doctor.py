@@ -12,8 +12,9 @@ import pytest
 
 from callforest_mesh import doctor, generated_code, storage_check
 from callforest_mesh.chassis.configuration import load
-from callforest_mesh.cli import DONE, NO, main
+from callforest_mesh.cli import main
 from callforest_mesh.finding import Finding
+from callforest_mesh.terminal import DONE, NO
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ import pytest
 
 from callforest_mesh.assembly import EmbeddedMesh
 from callforest_mesh.chassis.configuration import load
-from callforest_mesh.cli import AWAY, DONE, NO, WRONG, main
+from callforest_mesh.cli import main
+from callforest_mesh.terminal import AWAY, DONE, NO, WRONG
 
 
 async def health(*words: str) -> int:
