@@ -238,6 +238,7 @@ def _hash(text: str, size: int) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:size]
 
 
+@functools.lru_cache(maxsize=4096)
 def attempt_prefix(attempt: AttemptKey) -> bytes:
     """Give what begins the keys of an attempt's events."""
     return _hash(attempt.tenant, TENANT_BYTES) + _hash(attempt.capture_key, _NAME_BYTES)
