@@ -87,27 +87,28 @@ def staged_call_to_proto(
         decision: what the worker did with the admitted predecessor, of forest mode.
     """
     identity = call.identity
-    return staged_call_pb2.StagedCall(
+    message = staged_call_pb2.StagedCall(
         capture_key=identity.capture_key,
         call_id=identity.call_id,
         parent_call_id=identity.parent_call_id,
         parent_capture_key=identity.parent_capture_key,
         prev_token_count=call.prev_len,
         weight_version=call.weight_version,
-        canonical=staged_call_pb2.CanonicalColumns(
-            carry_token_count=call.carry_len,
-            token_ids=ids_to_bytes(call.token_ids),
-            logprobs=logprobs_to_bytes(call.logprobs),
-        ),
         extras=call.extras,
         digest=call.digest,
         extras_digest=call.extras_digest,
         chain_hash=call.chain_hash,
         cumulative_hash=call.cumulative_hash,
         served_response=served_response,
-        completion=completion,
         decision=decision,
     )
+    # What is handed to the constructor whole is merged, which costs as much as all other fields.
+    message.completion.CopyFrom(completion)
+    columns = message.canonical
+    columns.carry_token_count = call.carry_len
+    columns.token_ids = ids_to_bytes(call.token_ids)
+    columns.logprobs = logprobs_to_bytes(call.logprobs)
+    return message
 
 
 def staged_call_from_proto(message: staged_call_pb2.StagedCall) -> StagedCall:
@@ -190,7 +191,8 @@ def are_coords_of(
     coords: commit_coords_pb2.CommitCoords, call: staged_call_pb2.StagedCall | StagedCall
 ) -> bool:
     """Say whether coordinates are those of a call; a peer of a later release may say more."""
-    return known_coords(coords) == coords_of(call)
+    own = coords_of(call)
+    return coords == own or known_coords(coords) == own
 
 
 def known_coords(coords: commit_coords_pb2.CommitCoords) -> commit_coords_pb2.CommitCoords:

@@ -10,6 +10,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from callforest_core.custody.errors import ExtrasError
@@ -24,6 +25,8 @@ MAX_DEPTH: Final = 256
 
 EMPTY_EXTRAS: Final = b"N"
 _DOMAIN: Final = b"nemo-gym-staging-extras-v1" + bytes([EXTRAS_DIGEST_VERSION])
+_KNOWN_BYTES: Final = 1024
+"""Longer extras than these are rare, and their digests are not kept."""
 _CONTAINERS: Final = frozenset({list, dict})
 _U64: Final = struct.Struct(">Q")
 _I64: Final = struct.Struct(">q")
@@ -32,7 +35,14 @@ _F64: Final = struct.Struct(">d")
 
 def extras_digest(encoded: bytes) -> bytes:
     """Digest encoded extras: 32 raw bytes."""
+    return _known_digest(encoded) if len(encoded) <= _KNOWN_BYTES else _digest(encoded)
+
+
+def _digest(encoded: bytes) -> bytes:
     return hashlib.sha256(_DOMAIN + encoded).digest()
+
+
+_known_digest = lru_cache(maxsize=256)(_digest)  # most calls have the same extras
 
 
 EMPTY_EXTRAS_DIGEST: Final = extras_digest(EMPTY_EXTRAS)

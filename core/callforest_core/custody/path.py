@@ -23,12 +23,17 @@ class Room:
     Paths share rooms, so a cache counts each room once; rooms compare by identity.
     """
 
-    __slots__ = ("capacity", "continued", "encoded", "encoded_bytes", "id_bytes", "token_ids")
+    __slots__ = (
+        *("capacity", "continued", "encoded", "encoded_bytes", "id_bytes"),
+        *("shown_ids", "token_ids"),
+    )
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.id_bytes = bytearray(_ID_BYTES * capacity)
         self.token_ids: TokenIds = np.frombuffer(self.id_bytes, dtype=np.uint32)
+        self.shown_ids = self.token_ids.view()
+        self.shown_ids.flags.writeable = False
         self.encoded = np.empty(capacity, dtype=ID_TYPE)
         self.encoded_bytes = as_bytes(self.encoded)
         self.continued: dict[int, object] = {}
@@ -114,9 +119,7 @@ class TokenPath:
     @property
     def token_ids(self) -> TokenIds:
         """The ids, shape [tokens], read-only and not copied."""
-        token_ids = self.room.token_ids[: self._size]
-        token_ids.flags.writeable = False
-        return token_ids
+        return self.room.shown_ids[: self._size]
 
     def encoded(self, start: int = 0) -> memoryview:
         """Give the encoded ids from token `start` on, not copied."""

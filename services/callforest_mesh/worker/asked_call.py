@@ -13,7 +13,7 @@ from callforest_mesh.worker import core
 from callforest_mesh.worker.engine import EngineResult, PrefixEvidence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Schedule:
     """When the parts of a call must be done, on the loop's clock.
 
@@ -25,7 +25,7 @@ class Schedule:
     staged: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class AskedCall:
     """A call that was taken: what is asked, what may be captured of it, and until when."""
 
@@ -45,7 +45,7 @@ class AskedCall:
         return decision_to_proto(decision) if decision else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class AnsweredCall:
     """What is known of a call when its generation is there."""
 

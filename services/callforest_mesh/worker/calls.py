@@ -46,6 +46,8 @@ from callforest_mesh.worker.generation_span import CaptureMeasures, generation_s
 from callforest_mesh.worker.options import WorkerOptions
 from callforest_mesh.worker.prefixes import Prefixes
 from callforest_mesh.worker.staging_room import StagingRoom
+from callforest_mesh.worker.stagings import Stagings
+from callforest_mesh.worker.time_limits import TimeLimits
 
 _Answer = TypeVar("_Answer")
 
@@ -78,8 +80,9 @@ class Calls:
             staging, bytes_max=options.prefix_cache_bytes, timeout_s=options.prefix_timeout_s
         )
         self._room = StagingRoom(staging, options.stage_timeout_s)
+        self._stagings = Stagings(staging, self._room, options.stage_timeout_s)
+        self._limits = TimeLimits()
         self._running = self._generating = 0
-        self._stagings: set[asyncio.Task[staging_pb.StagedReceipt]] = set()
         self.epoch_span_count = 0
         self._tracer = telemetry.tracer
         self._measures = CaptureMeasures(telemetry.metrics)
@@ -131,8 +134,7 @@ class Calls:
 
     async def settle(self) -> None:
         """Wait until what is being staged is done; each has its own bound."""
-        if self._stagings:
-            await asyncio.wait(self._stagings, timeout=self._options.stage_timeout_s + _MARGIN_S)
+        await self._stagings.settle(self._options.stage_timeout_s + _MARGIN_S)
 
     def _ask_of(self, context: item_pb2.ItemContext, call: pb.GenerateCall) -> AskedCall:
         admission = _admission_of(call)
@@ -143,9 +145,9 @@ class Calls:
         )
 
     async def _generate(self, ask: AskedCall) -> pb.GeneratedCall:
-        if (earlier := await self._earlier(ask)) is not None:
+        if ask.context.is_repeat and (earlier := await self._earlier(ask)) is not None:
             return earlier
-        if ask.admission is not None:
+        if self._room.is_full and ask.admission is not None:
             await self._room.require(ask.context.tenant)
         loop = asyncio.get_running_loop()
         failpoint("worker.before_prefix")
@@ -154,22 +156,21 @@ class Calls:
         begun = loop.time()
         self._generating += 1
         try:
-            with generation_span(
-                self._tracer, ask.context.traceparent, ask.call.chat_request
-            ) as span:
+            with generation_span(self._tracer, ask.context.traceparent, ask.call) as span:
                 result = await self._run_engine(ask, prefix, self._engine.generate)
                 span.describe_result(result)
         finally:
             self._generating -= 1
         failpoint("worker.after_engine")
         self._measures.count(result)
+        completion = core.completion_of(result)
         generated = pb.GeneratedCall(
             chat_response=result.response,
-            completion=core.completion_of(result),
             generation_us=int((loop.time() - begun) * 1e6),
             decision=ask.decision(result.decision),
         )
-        self._count_versions(ask.call, result)
+        generated.completion.CopyFrom(completion)
+        self._count_versions(ask.call, result, completion.weight_version_count)
         if ask.admission is not None:
             capture = AnsweredCall(ask.context, ask.admission, prefix, fault, result, ask.schedule)
             await self._capture(capture, generated)
@@ -184,7 +185,7 @@ class Calls:
             CallforestError: Staging cannot be asked.
             Refusal: ITEM_DEADLINE, the item's own time was too short for that.
         """
-        if not ask.context.is_repeat or ask.admission is None:
+        if ask.admission is None:
             return None
         left_s = ask.schedule.generated - asyncio.get_running_loop().time()
         bound_s = max(0.001, min(self._options.stage_timeout_s, left_s))
@@ -252,8 +253,7 @@ class Calls:
         try:
             actual = self._engine.describe().configuration_digest
             core.require_configuration(call.capture_key, call.configuration_digest, actual)
-            async with asyncio.timeout_at(schedule.generated):
-                return await work(request)
+            return await self._limits.keep(work(request), schedule.generated)
         except TimeoutError:
             raise item_late(schedule.timeout_ms) from None
         except EngineRefusalError as error:
@@ -266,9 +266,8 @@ class Calls:
             _LOG.warning("call %s: the engine is unavailable: %s", call.call_id, error)
             raise engine_away(self._options.name) from error
 
-    def _count_versions(self, call: pb.GenerateCall, result: EngineResult) -> None:
+    def _count_versions(self, call: pb.GenerateCall, result: EngineResult, versions: int) -> None:
         """Count a generation that straddled a weight update; it keeps its first version (CAP-8)."""
-        versions = core.weight_version_count(result)
         if versions > 1:
             self.epoch_span_count += 1
             _LOG.warning(
@@ -321,10 +320,10 @@ class Calls:
         staged, sequence = core.capture(capture.admission, capture.prefix, capture.result)
         decision = generated.decision if generated.HasField("decision") else None
         message = staged_call_to_proto(
-            staged, generated.chat_response, generated.completion, decision
+            staged, capture.result.response, generated.completion, decision
         )
         failpoint("worker.before_stage")
-        receipt = await self._stage_to_its_end(capture, message)
+        receipt = await self._stagings.stage(capture.context, message, capture.schedule.staged)
         failpoint("worker.after_stage")
         if receipt.HasField("winner"):
             _serve_first(receipt.winner, generated)
@@ -333,32 +332,6 @@ class Calls:
         else:
             raise CaptureError(core.STAGE_FAILED, "the store confirmed another call")
         generated.staged.CopyFrom(receipt.coords)
-
-    async def _stage_to_its_end(
-        self, capture: AnsweredCall, message: staged_call_pb2.StagedCall
-    ) -> staging_pb.StagedReceipt:
-        """Stage in a task of its own: who stops waiting does not undo a write that had begun."""
-        left_s = capture.schedule.staged - asyncio.get_running_loop().time()
-        bound_s = max(0.001, min(self._options.stage_timeout_s, left_s))
-        staging = self._staging.for_tenant(capture.context.tenant)
-        task = asyncio.ensure_future(
-            staging.stage(message, timeout_s=bound_s, traceparent=capture.context.traceparent)
-        )
-        self._stagings.add(task)
-        task.add_done_callback(self._staging_done)
-        try:
-            receipt = await asyncio.shield(task)
-        except RefusedError as error:
-            self._room.note(error, message.ByteSize())
-            raise
-        if self._room.is_full:  # the size serializes the call, so it is seldom asked
-            self._room.staged(message.ByteSize())
-        return receipt
-
-    def _staging_done(self, task: asyncio.Task[staging_pb.StagedReceipt]) -> None:
-        self._stagings.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.info("staging ended with %s", error)
 
 
 def _serve_first(

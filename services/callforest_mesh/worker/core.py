@@ -41,7 +41,7 @@ STAGE_TIMEOUT: Final = "stage_timeout"
 _ENDED: Final = frozenset({"stop", "tool_calls", "function_call"})
 _DETAIL_MAX: Final = 1024
 _ENCODED_MAX: Final = 256
-_ENCODED: Final[dict[str, bytes]] = {}
+_ENCODED: Final[dict[tuple[str, str], bytes]] = {}
 
 
 class PrefixUnavailableError(CaptureError):
@@ -225,7 +225,7 @@ def capture(
         generated_ids=result.generated_ids,
         logprobs=result.logprobs,
         weight_version=result.weight_version,
-        extras=_encoded(_extras(result)),
+        extras=_extras_of(result),
         reported_generation_len=result.reported_completion_tokens,
     )
     return staged, Sequence(path, staged.chain_hash)
@@ -265,7 +265,10 @@ def completion_of(result: EngineResult) -> completion_pb2.Completion:
 
 def weight_version_count(result: EngineResult) -> int:
     """Count the weight versions that sampled a part of the generation."""
-    return len({span.version for span in result.weight_version_spans} | {result.weight_version})
+    spans = result.weight_version_spans
+    if len(spans) == 1 and spans[0].version == result.weight_version:
+        return 1
+    return len({span.version for span in spans} | {result.weight_version})
 
 
 def shortened(detail: str) -> str:
@@ -273,12 +276,17 @@ def shortened(detail: str) -> str:
     return detail[:_DETAIL_MAX].encode("utf-8", "replace").decode()
 
 
-def _encoded(extras: dict[str, ExtrasValue]) -> bytes:
-    """Encode extras; most calls have the same ones, and their text tells all values apart."""
-    text = repr(extras)
+def _extras_of(result: EngineResult) -> bytes:
+    """Encode what is kept of a call beside its columns.
+
+    Most calls have the same extras, and the text of their values tells all of them apart.
+    """
+    if weight_version_count(result) > 1:
+        return encode_extras(_extras(result))
+    text = result.logprobs_mode, repr(result.sampling)
     encoded = _ENCODED.get(text)
     if encoded is None:
-        encoded = encode_extras(extras)
+        encoded = encode_extras(_extras(result))
         if len(_ENCODED) == _ENCODED_MAX:
             _ENCODED.clear()
         _ENCODED[text] = encoded

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
+from callforest.worker.v1 import worker_service_pb2 as pb
 from callforest_mesh.chassis.instruments import Description
 from callforest_mesh.chassis.telemetry import AttributeValue, Metrics, Span, Tracer
 from callforest_mesh.worker.engine import Engine, EngineResult, EngineUnavailableError
@@ -54,17 +55,17 @@ class GenerationSpan:
         self._span.__exit__(kind, error, trace)
 
 
-def generation_span(tracer: Tracer, parent: str, body: bytes) -> GenerationSpan:
+def generation_span(tracer: Tracer, parent: str, call: pb.GenerateCall) -> GenerationSpan:
     """Begin the span of a generation below that of its item.
 
     Args:
         tracer: the worker's.
         parent: the item's trace context.
-        body: the Chat Completions request, JSON bytes; read only when the item is sampled.
+        call: what is asked; its request is read only when the item is sampled.
     """
     span = tracer.child(_OPERATION, parent, "client")
     if span.recording:
-        span.describe(_request_attributes(body))
+        span.describe(_request_attributes(call.chat_request))
     return GenerationSpan(span)
 
 

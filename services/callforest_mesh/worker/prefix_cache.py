@@ -24,7 +24,7 @@ class PrefixCache:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._sequences: OrderedDict[tuple[str, str, str], Sequence] = OrderedDict()
-        self._calls: dict[tuple[str, str], OrderedDict[str, None]] = {}
+        self._calls: dict[tuple[str, str], dict[str, None]] = {}
         self._rooms: dict[Room, int] = {}
 
     @property
@@ -37,25 +37,30 @@ class PrefixCache:
 
     def get(self, tenant: str, capture_key: str, call_id: str) -> Sequence | None:
         """Give a call's sequence, and count it as used."""
-        sequence = self._sequences.get((tenant, capture_key, call_id))
+        key = (tenant, capture_key, call_id)
+        sequence = self._sequences.get(key)
         if sequence is not None:
-            self._sequences.move_to_end((tenant, capture_key, call_id))
+            self._sequences.move_to_end(key)
         return sequence
 
     def put(self, tenant: str, capture_key: str, call_id: str, sequence: Sequence) -> None:
         """Keep a call's sequence; those used longest ago make room."""
         key = (tenant, capture_key, call_id)
-        self.drop(tenant, capture_key, call_id)
+        if key in self._sequences:
+            self.drop(tenant, capture_key, call_id)
         room = sequence.path.room
         if room.size_bytes + _ENTRY_BYTES > self._bytes_max:
             return
         # Asked anew each time: the last sequence in this room may be among those that go.
-        while self._bytes + self._added_by(room) > self._bytes_max:
+        while self._bytes + (added := self._added_by(room)) > self._bytes_max:
             self.drop(*next(iter(self._sequences)))
-        self._bytes += self._added_by(room)
+        self._bytes += added
         self._rooms[room] = self._rooms.get(room, 0) + 1
         self._sequences[key] = sequence
-        self._calls.setdefault((tenant, capture_key), OrderedDict())[call_id] = None
+        calls = self._calls.get((tenant, capture_key))
+        if calls is None:
+            calls = self._calls[tenant, capture_key] = {}
+        calls[call_id] = None
 
     def drop(self, tenant: str, capture_key: str, call_id: str) -> None:
         """Forget a call's sequence, if it is kept."""
@@ -81,6 +86,6 @@ class PrefixCache:
 
         They are given as they are, since one may be dropped while its prefix is being fetched.
         """
-        calls = self._calls.get((tenant, capture_key), OrderedDict())
+        calls = self._calls.get((tenant, capture_key), {})
         newest = [call_id for call_id, _ in zip(reversed(calls), range(most), strict=False)]
         return {call_id: self._sequences[tenant, capture_key, call_id] for call_id in newest}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from callforest.capture.v1 import completion_pb2, staged_call_pb2
+from callforest.capture.v1 import commit_coords_pb2, completion_pb2, staged_call_pb2
 from callforest_client import codec
 from callforest_core.custody.call import CallIdentity, CallRecord, StagedCall
 from callforest_core.custody.completion import complete_call
@@ -55,6 +55,23 @@ def test_staged_call_survives_the_wire(call: StagedCall) -> None:
     assert back.token_ids.dtype == np.uint32
     assert back.logprobs.tobytes() == call.logprobs.tobytes()
     assert codec.coords_of(message) == codec.coords_of(call)
+
+
+def test_coordinates_of_a_later_release_are_those_of_the_call() -> None:
+    """What only that release knows of them says nothing against them; all else does."""
+    call = continuation()
+    coords = codec.coords_of(call)
+    later = commit_coords_pb2.CommitCoords.FromString(coords.SerializeToString() + b"\xfa\x3f\x00")
+    assert later != coords
+    assert codec.are_coords_of(coords, call)
+    assert codec.are_coords_of(later, call)
+    for field in coords.DESCRIPTOR.fields:
+        for other in (coords, later):
+            changed = commit_coords_pb2.CommitCoords()
+            changed.CopyFrom(other)
+            changed.ClearField(field.name)
+            if changed != other:  # the parent's owner is not set here
+                assert not codec.are_coords_of(changed, call), field.name
 
 
 @pytest.mark.bugcase("B32")

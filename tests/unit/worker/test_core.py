@@ -8,7 +8,7 @@ import pytest
 from callforest.capture.v1 import capture_admission_pb2, completion_pb2
 from callforest_core.custody.digests import chain_hash, cumulative_hash
 from callforest_core.custody.errors import CaptureError
-from callforest_core.custody.extras import decode_extras
+from callforest_core.custody.extras import decode_extras, extras_digest
 from callforest_core.custody.path import TokenPath
 from callforest_core.custody.tokens import TokenIds
 from callforest_mesh.worker import core
@@ -65,6 +65,23 @@ def test_root_is_what_the_model_saw_and_sampled() -> None:
         "sampling": {"temperature": 1.0, "seed": None},
         "logprobs_mode": "raw_logprobs",
     }
+
+
+@pytest.mark.requirement("CAP-5")
+def test_calls_of_other_extras_never_share_an_encoding() -> None:
+    """Equal numbers of Python's are not one value: a bool, an integer, a negative zero."""
+    given = [{"temperature": value} for value in (0.0, -0.0, 0, False, None, 1.0, 1, True, "1")]
+    changed = [
+        *({"sampling": sampling} for sampling in given),
+        {"logprobs_mode": "processed_logprobs"},
+        {"weight_version_spans": (WeightVersionSpan(0, 1, 5), WeightVersionSpan(1, 3, 6))},
+        {"weight_version_spans": (WeightVersionSpan(0, 3, 6),)},
+    ]
+    for _ in range(2):  # the second time from what is kept
+        calls = [core.capture(ROOT, None, replace(RESULT, **one))[0] for one in changed]
+        assert len({call.extras for call in calls}) == len({call.extras_digest for call in calls})
+        assert len({call.extras for call in calls}) == len(changed)
+    assert [call.extras_digest for call in calls] == [extras_digest(call.extras) for call in calls]
 
 
 @pytest.mark.requirement("ADM-6", "CAP-5")
