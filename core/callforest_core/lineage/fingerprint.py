@@ -10,7 +10,6 @@ no dialect allows still count: a number as a role is hashed as Python prints it,
 package does and a hash that differs would only surface as a lost parent.
 """
 
-import copy
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
@@ -120,10 +119,14 @@ class ConversationScan:
 
         Raises UnreadableItemError as a scan of all of them would.
         """
-        longer = copy.copy(self)
-        longer._assistant = self._assistant.copy()  # noqa: SLF001 - a copy of this very class
-        longer._context = self._context.copy()  # noqa: SLF001 - a copy of this very class
-        longer._walk(items)  # noqa: SLF001 - a copy of this very class
+        longer = object.__new__(ConversationScan)
+        longer._readable = self._readable
+        longer.item_count = self.item_count
+        longer.context_digests = self.context_digests
+        longer.assistant_fingerprint = self.assistant_fingerprint
+        longer._assistant = self._assistant.copy()
+        longer._context = self._context.copy()
+        longer._walk(items)
         return longer
 
     def _walk(self, items: Sequence[object]) -> None:

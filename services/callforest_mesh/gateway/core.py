@@ -28,12 +28,13 @@ from callforest_core.lineage.items import (
 )
 from callforest_mesh.gateway import responses
 from callforest_mesh.gateway.asked import digest_body
-from callforest_mesh.gateway.chain_evidence import read_chain_evidence
+from callforest_mesh.gateway.body_frame import frame_of
+from callforest_mesh.gateway.chain_evidence import continue_chain_evidence, read_chain_evidence
 from callforest_mesh.gateway.conversations import ChainMemory
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
 from callforest_mesh.gateway.evidence import Evidence, ServedResponse
-from callforest_mesh.gateway.json_body import parse_body, write_json
-from callforest_mesh.gateway.refusals import malformed
+from callforest_mesh.gateway.json_body import parse_body, read_body, write_json
+from callforest_mesh.gateway.refusals import HttpRefusal, malformed
 from callforest_mesh.gateway.response_output import TranslationError, response_of
 from callforest_mesh.gateway.unsupported import refuse_unsupported
 
@@ -109,11 +110,42 @@ def read_request(
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
-    fields = parse_body(body)
+    parsed = read_body(body)
+    fields = parsed.fields
     converted = convert(fields, body, dialect)
     digest = body_digest or digest_body(body, dialect)
-    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory)
+    frame = frame_of(parsed, turns_name(dialect)) if converted.body is body else None
+    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory, frame)
     return normalised(converted, dialect, digest, evidence)
+
+
+def read_added(
+    body: bytes, dialect: Dialect, body_digest: bytes, memory: ChainMemory
+) -> NormalisedRequest | None:
+    """Read what a request of chain mode adds to the attempt's last, which it says again.
+
+    None when the whole must be read: where anything is refused, so that the refusal names the
+    place in it; or where more differs than the turns that were added.
+
+    Args:
+        body: as received.
+        dialect: the API in which it is asked.
+        body_digest: tells it from another request.
+        memory: the attempt's last conversation.
+    """
+    known = memory.get()
+    if known is None or known.frame is None or dialect is not Dialect.CHAT:
+        return None
+    added = known.frame.added(body)
+    if not added or known.item_count + len(added) > ITEMS_MAX:
+        return None
+    try:
+        refuse_malformed_chat({"messages": added})
+    except HttpRefusal:
+        return None
+    frame = known.frame.moved(body)
+    evidence = continue_chain_evidence(known, added, frame, body_digest, memory)
+    return NormalisedRequest(dialect, body, body_digest, evidence)
 
 
 def normalised(

@@ -65,4 +65,6 @@ class ChainReader:
                 "Histories are kept in forest mode alone. Send the whole history.",
             )
         digest = body_digest or digest_body(body, dialect, claim)
-        return core.read_request(body, dialect, digest, self._conversations.of(capture_key))
+        memory = self._conversations.of(capture_key)
+        request = core.read_added(body, dialect, digest, memory)
+        return request or core.read_request(body, dialect, digest, memory)
