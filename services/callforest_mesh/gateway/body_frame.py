@@ -7,10 +7,13 @@ says of everything else what the earlier one said.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from callforest_core.lineage.items import Dialect
+from callforest_mesh.gateway.asked import begin_digest
 from callforest_mesh.gateway.json_body import Body, read_values
 
 _SPACE: Final = b" \t\n\r"
@@ -24,10 +27,19 @@ class BodyFrame:
     Attributes:
         start: what is before, up to the end of its last turn.
         end: what is behind, from the bracket that closes its turns, or white space before it.
+        begun: of the digest that tells it from another request: what is up to the end of `start`.
     """
 
     start: bytes
     end: bytes
+    begun: hashlib._Hash
+
+    @property
+    def digest(self) -> bytes:
+        """Tells the request from another one, if it has no claim (`asked.digest_body`)."""
+        whole = self.begun.copy()
+        whole.update(self.end)
+        return whole.digest()
 
     @property
     def size_bytes(self) -> int:
@@ -48,14 +60,17 @@ class BodyFrame:
 
     def moved(self, body: bytes) -> BodyFrame:
         """Give the frame of a body that adds turns to this one."""
-        return BodyFrame(body[: len(body) - len(self.end)], self.end)
+        start, begun = body[: len(body) - len(self.end)], self.begun.copy()
+        begun.update(start[len(self.start) :])
+        return BodyFrame(start, self.end, begun)
 
 
-def frame_of(parsed: Body, turns_name: str) -> BodyFrame | None:
+def frame_of(parsed: Body, dialect: Dialect, turns_name: str) -> BodyFrame | None:
     """Cut a body; None when its turns are no list, or an empty one.
 
     Args:
         parsed: the body.
+        dialect: its API.
         turns_name: the field that holds its turns.
     """
     turns = parsed.fields.get(turns_name)
@@ -63,4 +78,6 @@ def frame_of(parsed: Body, turns_name: str) -> BodyFrame | None:
         return None
     begin, end = parsed.place_of(turns_name)
     size = begin + len(parsed.body[begin : end - 1].rstrip(_SPACE))  # without its closing bracket
-    return BodyFrame(parsed.body[:size], parsed.body[size:])
+    start, begun = parsed.body[:size], begin_digest(dialect)
+    begun.update(start)
+    return BodyFrame(start, parsed.body[size:], begun)

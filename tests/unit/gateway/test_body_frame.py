@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from callforest_core.lineage.items import Dialect
 from callforest_core.lineage.strict_json import LEVELS_MAX
 from callforest_mesh.gateway import core
+from callforest_mesh.gateway.asked import begin_digest, digest_body
 from callforest_mesh.gateway.body_frame import BodyFrame, frame_of
 from callforest_mesh.gateway.conversations import Conversations
-from callforest_mesh.gateway.evidence import ServedResponse
+from callforest_mesh.gateway.evidence import Claim, ServedResponse
 from callforest_mesh.gateway.json_body import read_body
 from callforest_mesh.gateway.reading import ChainReader
 from callforest_mesh.gateway.refusals import HttpRefusal
@@ -38,7 +39,7 @@ def body_of(written: str) -> bytes:
 
 
 def frame(body: bytes) -> BodyFrame:
-    cut = frame_of(read_body(body), "messages")
+    cut = frame_of(read_body(body), Dialect.CHAT, "messages")
     assert cut is not None
     return cut
 
@@ -74,7 +75,7 @@ def test_a_frame_is_cut_behind_the_last_turn(body: bytes, end: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b'{"messages":[]}', b'{"messages":"x"}', b'{"input":[1]}'])
 def test_without_turns_there_is_no_frame(body: bytes) -> None:
-    assert frame_of(read_body(body), "messages") is None
+    assert frame_of(read_body(body), Dialect.CHAT, "messages") is None
 
 
 @given(WRITTEN)
@@ -91,6 +92,7 @@ def test_turns_are_added_exactly_if_the_whole_body_adds_them(written: str) -> No
         assert [1, *(added or [])] == whole["messages"]
         moved = frame(before).moved(after)
         assert (moved.start + moved.end, moved.end) == (after, frame(before).end)
+        assert moved.digest == digest_body(after, Dialect.CHAT)
     else:
         assert not added
 
@@ -123,7 +125,7 @@ def test_what_differs_in_more_than_added_turns_adds_none(after: bytes) -> None:
 
 
 def test_ends_that_overlap_add_nothing() -> None:
-    cut = BodyFrame(b'{"messages":[1', b"1,2]}")
+    cut = BodyFrame(b'{"messages":[1', b"1,2]}", begin_digest(Dialect.CHAT))
     assert cut.added(b'{"messages":[1,2]}') is None
 
 
@@ -178,7 +180,7 @@ def test_a_body_that_adds_turns_is_not_read_whole(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(core, "read_body", None)
     for body in bodies[1:]:
         request = reader.read("k", body, Dialect.CHAT)
-        assert request.body == body
+        assert (request.body, request.body_digest) == (body, digest_body(body, Dialect.CHAT))
         request.evidence.keep("c", SERVED)
 
 
@@ -196,6 +198,14 @@ def test_a_body_that_the_engine_gets_in_another_form_has_no_frame(more: dict[str
         kept = conversations.get("k")
         assert kept is not None
         assert kept.frame is None
+
+
+@pytest.mark.requirement("CAP-13")
+def test_a_claim_counts_in_the_digest_of_a_body_that_adds_turns() -> None:
+    first, body = (json.dumps({"messages": [GO] * count}).encode() for count in (1, 2))
+    claim = Claim("c", history_is_whole=True)
+    request = keeping_one(first).read("k", body, Dialect.CHAT, claim)
+    assert request.body_digest == digest_body(body, Dialect.CHAT, claim)
 
 
 def test_a_frame_is_of_its_own_api() -> None:
