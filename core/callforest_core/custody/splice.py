@@ -7,6 +7,7 @@ A count alone proves no boundary, so every turn is compared as well; what is not
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Splice:
 
     Attributes:
         token_ids: `prefix[:prefix_cut]`, then `rendered[render_cut:]`; begins with all of prefix.
+            Where that is what was rendered, it is that very array.
         prefix_cut: end of the part that came from the prefix. Media ranges before it keep their
             offset.
         render_cut: start of the part that came from the render. Media ranges from it on shift by
@@ -68,9 +70,14 @@ def splice_prefix(
     if not terminators:
         raise SpliceRefusedError("no_terminators", "no token is known to end a turn")
     cut = len(prefix) - 1 if int(prefix[-1]) in terminators else len(prefix)
-    captured = len(turn_ends(prefix[:cut], terminators)) + 1
-    history, history_ends = history_render, turn_ends(history_render, terminators)
-    rendered_ends = turn_ends(rendered, terminators)
+    rendered_ends, rendered_bytes = turn_ends(rendered, terminators), rendered.tobytes()
+    captured_ends, prefix_renders = _ends_beside(
+        rendered_bytes, rendered_ends, prefix[:cut], terminators
+    )
+    captured, history = len(captured_ends) + 1, history_render
+    history_ends, history_renders = _ends_beside(
+        rendered_bytes, rendered_ends, history, terminators
+    )
     if captured == len(history_ends) + 1 <= len(rendered_ends):
         history, history_ends = _closed(history, history_ends, rendered, rendered_ends)
     turns = len(history_ends)
@@ -87,9 +94,11 @@ def splice_prefix(
         )
     if boundary + 1 == len(rendered):
         raise SpliceRefusedError("nothing_follows", "the render ends with the history")
-    if not np.array_equal(history[: history_ends[-1] + 1], rendered[: boundary + 1]):
+    if not history_renders:
         parts = turns_of(rendered, rendered_ends[:turns])
         _check_turns(turns_of(history, history_ends), parts, says_the_same)
+    if prefix_renders and cut == boundary:
+        return Splice(rendered, cut, boundary)
     return Splice(np.concatenate((prefix[:cut], rendered[boundary:])), cut, boundary)
 
 
@@ -102,6 +111,21 @@ def turn_ends(token_ids: TokenIds, terminators: AbstractSet[int]) -> NDArray[np.
         is_end = np.isin(token_ids, np.fromiter(terminators, dtype=np.int64))
     positions: NDArray[np.intp] = is_end.nonzero()[0]  # flatnonzero is two calls more
     return positions
+
+
+def _ends_beside(
+    rendered_bytes: bytes,
+    rendered_ends: NDArray[np.intp],
+    token_ids: TokenIds,
+    terminators: AbstractSet[int],
+) -> tuple[NDArray[np.intp], bool]:
+    """Give `turn_ends` of tokens, and whether the render begins with them; then it has the same.
+
+    It nearly always does, and comparing bytes costs a fraction of looking for the ends anew.
+    """
+    if rendered_bytes.startswith(token_ids.data):
+        return rendered_ends[: bisect_left(rendered_ends, len(token_ids))], True
+    return turn_ends(token_ids, terminators), False
 
 
 def turns_of(token_ids: TokenIds, ends: NDArray[np.intp]) -> list[TokenIds]:

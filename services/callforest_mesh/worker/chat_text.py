@@ -45,6 +45,27 @@ class ChatMlTemplate:
         Raises:
             EngineRefusalError: a message has no role, or content that is no text.
         """
+        return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
+
+    def render_parts(self, messages: Sequence[Message], count: int) -> tuple[TokenIds, TokenIds]:
+        """Give the prompt of a conversation, and that part of it that is its first messages.
+
+        Every message is rendered for itself, so the part is what `render` would make of them alone.
+
+        Args:
+            messages: the conversation.
+            count: how many messages the part has, at least one.
+
+        Raises:
+            EngineRefusalError: as `render`.
+        """
+        token_ids, marks = self._rendered(messages, add_generation_prompt=True)
+        return token_ids, token_ids[: int(marks[2 * count - 1]) + 2]  # a line feed ends a turn
+
+    def _rendered(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool
+    ) -> tuple[TokenIds, NDArray[np.intp]]:
+        """Render, and say where turns begin and end, in turn."""
         turns = [_turn_of(message) for message in messages]
         if add_generation_prompt:
             turns.append("\0assistant\n")
@@ -55,7 +76,7 @@ class ChatMlTemplate:
             marks = _marks(turns)  # a message has a zero of its own
         token_ids[marks[::2]] = TURN_BEGIN
         token_ids[marks[1::2]] = TURN_END
-        return token_ids
+        return token_ids, marks
 
 
 def _turn_of(message: Message) -> str:

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from operator import is_not
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -143,6 +144,7 @@ class ScriptedEngine:
     _version: int = -1
     _ordinal: int = 0
     _running: bool = False
+    _described: tuple[tuple[object, ...], EngineDescription] | None = None
     _latencies: random.Random = field(default_factory=random.Random)
     _letters: TokenIds = field(default_factory=lambda: np.empty(0, np.uint32))
 
@@ -162,6 +164,13 @@ class ScriptedEngine:
     def describe(self) -> EngineDescription:
         """Describe the engine; see `Engine.describe`."""
         self._require_running()
+        # A test may put another template in at any time.
+        parts = (self.options, self.vocabulary, self.template, self._version)
+        if self._described is None or any(map(is_not, parts, self._described[0])):
+            self._described = parts, self._description()
+        return self._described[1]
+
+    def _description(self) -> EngineDescription:
         # What a vocabulary or a template is must show in its repr, as it does in a dataclass's.
         form = f"{self.options.model} {self.vocabulary!r} {self.template!r}".encode()
         return EngineDescription(
@@ -229,11 +238,10 @@ class ScriptedEngine:
         return prompt
 
     def _placed(self, body: ScriptedBody, request: EngineRequest) -> _Prompt:
-        rendered = self.template.render(body.messages, add_generation_prompt=True)
         prefix, evidence = request.prefix, request.evidence
         if prefix is None or not len(prefix):
-            return _Prompt(rendered)
-        history = self._render_history(body.history)
+            return _Prompt(self.template.render(body.messages, add_generation_prompt=True))
+        rendered, history = self._renderings(body)
         terminators = self.template.terminators
         if evidence is not None:
             asked = evidence.match is HistoryMatch.TOOL_CONTENT_EQUIVALENT
@@ -252,6 +260,17 @@ class ScriptedEngine:
         except SpliceRefusedError as refusal:
             return _Prompt(rendered, refusal.reason)
         return _Prompt(splice.token_ids)
+
+    def _renderings(self, body: ScriptedBody) -> tuple[TokenIds, TokenIds | None]:
+        """Render the conversation, and its history; None when it has none.
+
+        Other templates than ours may render a message otherwise when more messages follow.
+        """
+        count = body.history_count
+        if count and type(self.template) is ChatMlTemplate:
+            return self.template.render_parts(body.messages, count)
+        rendered = self.template.render(body.messages, add_generation_prompt=True)
+        return rendered, self._render_history(body.history)
 
     def _render_history(self, history: Sequence[Message]) -> TokenIds | None:
         return self.template.render(history, add_generation_prompt=False) if history else None

@@ -28,12 +28,17 @@ class ScriptedBody:
     shows_stop: bool
 
     @property
-    def history(self) -> tuple[Message, ...]:
-        """The messages up to and including the last one of the assistant; empty without one."""
+    def history_count(self) -> int:
+        """How many messages there are up to and including the assistant's last; 0 without one."""
         for index in range(len(self.messages), 0, -1):
             if self.messages[index - 1].get("role") == "assistant":
-                return self.messages[:index]
-        return ()
+                return index
+        return 0
+
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The messages up to and including the last one of the assistant; empty without one."""
+        return self.messages[: self.history_count]
 
 
 def read_scripted_body(body: bytes) -> ScriptedBody:

@@ -1,8 +1,11 @@
 """The prefix splice: sampled tokens survive re-rendering, and nothing is guessed (ADM-6)."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
+from callforest_core.custody import splice as splicing
 from callforest_core.custody.call import CallIdentity, StagedCall
 from callforest_core.custody.completion import complete_call
 from callforest_core.custody.errors import SpliceRefusedError
@@ -225,3 +228,48 @@ def test_a_boundary_that_is_not_proven_is_refused(
     ends: frozenset[int],
 ) -> None:
     assert refusal(prefix, rendered, history, ends) == reason
+
+
+@pytest.mark.requirement("ADM-6")
+def test_what_was_rendered_as_it_was_captured_is_not_copied() -> None:
+    history = ids(1, 20, 4, 3, 30, 4)
+    rendered = ids(*history, 1, 21, 4, 3)
+    spliced = splice_prefix(history, rendered, history, ENDS)
+    assert spliced.token_ids is rendered
+    assert (spliced.prefix_cut, spliced.render_cut) == (5, 5)
+
+
+def outcomes(ends: frozenset[int]) -> list[tuple[object, ...]]:
+    """Splice all that can be made of few tokens: some that a render begins with, and others."""
+    tokens = (1, 2, 4)
+    found: list[tuple[object, ...]] = []
+    for rendered in product(tokens, repeat=4):
+        for size, prefix, tail in product((1, 2, 3), product(tokens, repeat=3), ((), (4,), (1, 4))):
+            history = [*rendered[:size], *tail]
+            try:
+                spliced = splice(list(prefix), list(rendered), history, ends)
+            except SpliceRefusedError as refused:
+                found.append((refused.reason, str(refused)))
+            else:
+                cuts = spliced.prefix_cut, spliced.render_cut
+                found.append((spliced.token_ids.tolist(), *cuts))
+    return found
+
+
+@pytest.mark.requirement("ADM-6")
+@pytest.mark.parametrize("ends", [ENDS, frozenset({2, 4})])
+def test_a_render_that_begins_with_the_tokens_decides_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, ends: frozenset[int]
+) -> None:
+    """Turns are found by comparison where that is possible; counting them finds the same."""
+    compared = outcomes(ends)
+    assert any(type(one[0]) is list for one in compared)
+    monkeypatch.setattr(
+        splicing,
+        "_ends_beside",
+        lambda _bytes, _ends, tokens, terminators: (
+            splicing.turn_ends(tokens, terminators),
+            False,
+        ),
+    )
+    assert outcomes(ends) == compared

@@ -370,6 +370,19 @@ async def test_the_scripted_engine_s_digest_covers_what_it_renders_with() -> Non
     assert len(digests) == len(engines)
 
 
+@pytest.mark.requirement("CAP-11")
+async def test_the_scripted_engine_describes_what_it_is_now() -> None:
+    engine = ScriptedEngine()
+    begun = await engine.start()
+    assert engine.describe() == begun
+    await engine.update_weights("", 7)
+    assert engine.describe() == replace(begun, weight_version=7)
+    engine.template = ReasonlessTemplate()
+    assert engine.describe().configuration_digest != begun.configuration_digest
+    engine.template = ChatMlTemplate()
+    assert engine.describe() == replace(begun, weight_version=7)
+
+
 @pytest.mark.requirement("ADM-5")
 async def test_the_scripted_engine_s_terminators_are_its_template_s() -> None:
     """A turn that ends otherwise than the template's turns do is no proven boundary."""

@@ -38,6 +38,18 @@ async def test_prompt_is_chatml_in_bytes() -> None:
     assert engine.prompts[-1].token_ids.tolist() == result.prompt_ids.tolist()
 
 
+@pytest.mark.parametrize("said", ["yes", "né\0n", "\ud800", None])
+def test_a_part_of_a_prompt_is_what_its_messages_render_to(said: str | None) -> None:
+    call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    messages = [*HELLO, {"role": "assistant", "content": said, "tool_calls": [call]}, *HELLO]
+    template = ChatMlTemplate()
+    for count in (1, 2, 3):
+        whole, part = template.render_parts(messages, count)
+        alone = template.render(messages[:count], add_generation_prompt=False)
+        assert part.tolist() == alone.tolist()
+        assert whole.tolist() == template.render(messages, add_generation_prompt=True).tolist()
+
+
 async def test_answer_is_the_same_each_time_and_other_with_another_seed() -> None:
     one, again = await started(), await started()
     first, second = await one.generate(request()), await again.generate(request())
