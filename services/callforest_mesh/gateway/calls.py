@@ -296,12 +296,7 @@ class Calls:
         try:
             if life.abandoned:
                 raise AbandonedError
-            life.generation = asyncio.ensure_future(pending.served())
-            return await life.generation
-        except asyncio.CancelledError:
-            if not life.abandoned:
-                raise
-            raise AbandonedError from None
+            return await life.wait_for(pending.served())
         finally:
             pending.leave()
             self._joined_count -= 1
@@ -357,17 +352,14 @@ class Calls:
         assert life.intent is not None, "it was admitted"
         call = core.generation_of(life.request, verdict, life.intent, captured=life.captured)
         failpoint("gateway.before_engine")
-        life.generation = asyncio.get_running_loop().create_task(
-            self._worker.generate(
-                call, timeout_s=self._options.generate_timeout_s, traceparent=life.traceparent
-            )
+        life.generated = True
+        generating = self._worker.generate(
+            call, timeout_s=self._options.generate_timeout_s, traceparent=life.traceparent
         )
         try:
-            return await life.generation
-        except asyncio.CancelledError:
-            if not life.abandoned:
-                raise
-            raise UnsettledError(AbandonedError(), WENT_AWAY, is_over=True) from None
+            return await life.wait_for(generating)
+        except AbandonedError as error:
+            raise UnsettledError(error, WENT_AWAY, is_over=True) from None
         except CallforestError as error:
             _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
             refusal = of_service(error)

@@ -47,7 +47,9 @@ class Conversation:
 
     Attributes:
         item_count: how many they are.
-        written: their exact bytes.
+        written: their exact bytes; a piece for each request that brought some, so that one more
+            copies none of them.
+        written_bytes: how many bytes those are.
         scan: their fingerprints; None when one that a model wrote cannot be read.
         source_digest: of their replay summary; None when one has no canonical form.
         answer: where the last answer is among them.
@@ -56,7 +58,8 @@ class Conversation:
     """
 
     item_count: int
-    written: bytes
+    written: tuple[bytes, ...]
+    written_bytes: int
     scan: ConversationScan | None
     source_digest: bytes | None
     answer: LastAnswer
@@ -68,11 +71,11 @@ class Conversation:
         """About what it takes in memory."""
         digests = b"" if self.scan is None else self.scan.context_digests
         framed = 0 if self.frame is None else self.frame.size_bytes
-        return len(self.written) + len(digests) + framed + _OVERHEAD_BYTES
+        return self.written_bytes + len(digests) + framed + _OVERHEAD_BYTES
 
 
 _EMPTY: Final = Conversation(
-    0, b"", ConversationScan(), EMPTY_SOURCE_DIGEST, LastAnswer(0, 0, 0), None, None
+    0, (), 0, ConversationScan(), EMPTY_SOURCE_DIGEST, LastAnswer(0, 0, 0), None, None
 )
 
 
@@ -85,8 +88,9 @@ def read_conversation(
 ) -> Conversation:
     """Hash the items of a request; only those behind `known`, where they begin with its items."""
     base = _EMPTY
-    if known is not None and bytes(exact_bytes(items[: known.item_count])) == known.written:
-        base = known
+    if known is not None:
+        beginning = bytes(exact_bytes(items[: known.item_count]))
+        base = known if beginning == b"".join(known.written) else _EMPTY
     return continued(base, items[base.item_count :], render_digest, frame)
 
 
@@ -94,9 +98,11 @@ def continued(
     base: Conversation, added: list[object], render_digest: bytes | None, frame: BodyFrame | None
 ) -> Conversation:
     """Hash a request that brings the items of an earlier one and, behind them, some of its own."""
+    written = bytes(exact_bytes(added))
     return Conversation(
         base.item_count + len(added),
-        b"".join((base.written, exact_bytes(added))),
+        (*base.written, written),
+        base.written_bytes + len(written),
         _scan(base, added),
         _source_digest(base, added),
         _last_answer(base, added),

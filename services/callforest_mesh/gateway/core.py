@@ -361,7 +361,7 @@ def _token_material(fields: Item) -> str | None:
         if isinstance(choice, dict):
             holders.append(choice.get("message"))
     for holder in holders:
-        if isinstance(holder, dict):
+        if isinstance(holder, dict) and not _TOKEN_MATERIAL.isdisjoint(holder):
             for name in _TOKEN_MATERIAL & holder.keys():
                 if holder[name] is not None:
                     return name

@@ -130,8 +130,7 @@ class Pace:
 
     def keep(self, life: Life, now: float) -> None:
         """Learn from a call that was generated and answered how long calls take now."""
-        is_made = life.generation is not None and not life.joined
-        if life.is_served and is_made and not life.abandoned:
+        if life.is_served and life.generated and not life.abandoned:
             self.note(life.ahead, now - life.begun, life.allowed_s, now)
 
     def note(self, ahead: int, took_s: float, allowed_s: float, now: float) -> None:
