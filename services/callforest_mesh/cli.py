@@ -8,6 +8,7 @@ SIGTERM ends a running mesh at once, with 143.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ _INTERRUPTED: Final = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; give the exit status."""
+    # Nothing here forks and goes on: children are programs of their own. gRPC would warn of each.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:

@@ -164,8 +164,10 @@ class LedgerClient:
         traceparent: str = "",
     ) -> pb.CommittedEntry:
         """Append the record of a staged call; from now on it can be a parent."""
+        entry = attempt_pb2.ManifestEntry()
+        entry.record.CopyFrom(record)  # a keyword would write and parse it
         return await self._commits.send(
-            attempt_pb2.ManifestEntry(record=record),
+            entry,
             tenant=self._tenant,
             timeout_s=timeout_s or self._timeout_s,
             traceparent=traceparent,

@@ -25,6 +25,7 @@ MAX_DEPTH = 254
 _DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_RUN = b"0" * 19
 
+_TEXT = frozenset({str})
 _STANDARD = json.JSONEncoder(
     ensure_ascii=False,
     check_circular=False,
@@ -49,7 +50,7 @@ def canonical_json(value: object) -> str:
     more than 254 deep, and for anything that is not parsed JSON. Keys are taken to be strings:
     a JSON parser makes no others.
     """
-    if type(value) is dict and all(type(member) is str for member in value.values()):
+    if type(value) is dict and _TEXT.issuperset(map(type, value.values())):
         # Most items of a conversation: without numbers and containers, nothing can differ.
         pairs = [f"{_quoted(name)}:{_quoted(value[name])}" for name in sorted(value)]
         return _encodable(f"{{{','.join(pairs)}}}")

@@ -10,7 +10,6 @@ no dialect allows still count: a number as a role is hashed as Python prints it,
 package does and a hash that differs would only surface as a lost parent.
 """
 
-import copy
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
@@ -120,10 +119,14 @@ class ConversationScan:
 
         Raises UnreadableItemError as a scan of all of them would.
         """
-        longer = copy.copy(self)
-        longer._assistant = self._assistant.copy()  # noqa: SLF001 - a copy of this very class
-        longer._context = self._context.copy()  # noqa: SLF001 - a copy of this very class
-        longer._walk(items)  # noqa: SLF001 - a copy of this very class
+        longer = object.__new__(ConversationScan)
+        longer._readable = self._readable
+        longer.item_count = self.item_count
+        longer.context_digests = self.context_digests
+        longer.assistant_fingerprint = self.assistant_fingerprint
+        longer._assistant = self._assistant.copy()
+        longer._context = self._context.copy()
+        longer._walk(items)
         return longer
 
     def _walk(self, items: Sequence[object]) -> None:
@@ -180,7 +183,7 @@ class ConversationScan:
             known = _object(item)
             if is_model_authored(known):
                 authored = True
-                fields = _assistant_fields(_read(known))
+                fields = _text_alone(known) or _assistant_fields(_read(known))
                 whole.update(fields)
                 output.update(fields)
         return Continuation(
@@ -223,12 +226,21 @@ def _plain_fields(item: dict[str, object]) -> tuple[bytes, bytes, bytes] | None:
         return None
 
 
+def _text_alone(item: dict[str, object]) -> bytes:
+    """Return the hashed fields of what a model wrote if that is a text, and no call; else b""."""
+    content = item.get("content")
+    if type(content) is not str or not content or item.get("tool_calls"):
+        return b""
+    return b"" if item.get("type") == "function_call" else _TEXT_FIELD + _field(1, content)
+
+
 def _untagged(text: str) -> bytes:
     encoded = text.encode("utf-8")
     return len(encoded).to_bytes(8, "big") + encoded
 
 
 _TEXT_KIND = _untagged("text")
+_TEXT_FIELD = b"\0" + _TEXT_KIND
 
 
 def _extend(

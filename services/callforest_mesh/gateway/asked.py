@@ -9,7 +9,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from callforest_core.lineage.items import Dialect
@@ -45,6 +45,7 @@ class Identity:
 
 NEW: Final = Identity()
 """That of a request which is a call of its own, whatever it says."""
+MARKED: Final = Identity(is_marked=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +58,6 @@ class Asked:
         dialect: its API.
         claim: the call that it says it continues.
         identity: which call it is.
-        body_digest: tells it from another request, 32 bytes.
     """
 
     capture_key: str
@@ -65,11 +65,11 @@ class Asked:
     dialect: Dialect
     claim: Claim | None = None
     identity: Identity = NEW
-    body_digest: bytes = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Digest what was received, once."""
-        object.__setattr__(self, "body_digest", digest_body(self.body, self.dialect, self.claim))
+    @property
+    def body_digest(self) -> bytes:
+        """Tells it from another request, 32 bytes; digests what was received each time."""
+        return digest_body(self.body, self.dialect, self.claim)
 
 
 def identify(capture_key: str, keys: Sequence[str], retry_count: str = "") -> Identity:
@@ -85,7 +85,8 @@ def identify(capture_key: str, keys: Sequence[str], retry_count: str = "") -> Id
         HttpRefusal: a key is none, or there are several.
     """
     if not keys:
-        return Identity(is_marked=_COUNT.fullmatch(retry_count) is not None)
+        is_marked = bool(retry_count) and _COUNT.fullmatch(retry_count) is not None
+        return MARKED if is_marked else NEW
     if len(keys) > 1 or _KEY.fullmatch(keys[0]) is None:
         raise malformed(f"`{KEY_HEADER}` must be 1 to 255 visible ASCII characters.", KEY_HEADER)
     return Identity(call_id_of(capture_key, keys[0]))
@@ -99,13 +100,19 @@ def call_id_of(capture_key: str, key: str) -> str:
 
 def digest_body(body: bytes, dialect: Dialect, claim: Claim | None = None) -> bytes:
     """Digest a request: its API, its claim, and what was received."""
+    digest = begin_digest(dialect, claim)
+    digest.update(body)
+    return digest.digest()
+
+
+def begin_digest(dialect: Dialect, claim: Claim | None = None) -> hashlib._Hash:
+    """Digest all of a request that stands before its body."""
     claimed = b"" if claim is None else claim.call_id.encode()
     is_whole = claim is not None and claim.history_is_whole
     digest = hashlib.sha256()
     for part in (dialect.value.encode(), claimed, bytes([is_whole])):
         digest.update(_prefixed(part))
-    digest.update(body)
-    return digest.digest()
+    return digest
 
 
 def _prefixed(part: bytes) -> bytes:

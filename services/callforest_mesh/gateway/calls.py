@@ -26,7 +26,7 @@ from callforest_mesh.chassis.failpoint import failpoint
 from callforest_mesh.chassis.telemetry import OK, SILENT, ServiceTelemetry
 from callforest_mesh.gateway import core
 from callforest_mesh.gateway.admitting import Admitting
-from callforest_mesh.gateway.asked import NEW, Asked, Identity
+from callforest_mesh.gateway.asked import NEW, Identity
 from callforest_mesh.gateway.captures import Captures, incident
 from callforest_mesh.gateway.context_report import context_of_call
 from callforest_mesh.gateway.engine_configuration import EngineConfiguration
@@ -104,13 +104,13 @@ class Calls:
             forest=options.forest,
         )
 
-    def same(self, asked: Asked) -> PendingCall | None:
+    def same(self, capture_key: str, identity: Identity, body_digest: bytes) -> PendingCall | None:
         """Wait for the call in work that a request with a key repeats; None when there is none.
 
         Raises:
             HttpRefusal: its key is in work with another request, or too many wait already.
         """
-        return self._lives.same(asked.capture_key, asked.identity, asked.body_digest)
+        return self._lives.same(capture_key, identity, body_digest)
 
     def begin(
         self,
@@ -161,7 +161,7 @@ class Calls:
         )
         pending = self._lives.enter(life)
         life.trace(self._tracer.entry("call", traceparent))
-        self._watch(asyncio.ensure_future(self._live(life)))
+        self._watch(asyncio.get_running_loop().create_task(self._live(life)))
         return pending
 
     async def serve(
@@ -296,12 +296,7 @@ class Calls:
         try:
             if life.abandoned:
                 raise AbandonedError
-            life.generation = asyncio.ensure_future(pending.served())
-            return await life.generation
-        except asyncio.CancelledError:
-            if not life.abandoned:
-                raise
-            raise AbandonedError from None
+            return await life.wait_for(pending.served())
         finally:
             pending.leave()
             self._joined_count -= 1
@@ -357,17 +352,14 @@ class Calls:
         assert life.intent is not None, "it was admitted"
         call = core.generation_of(life.request, verdict, life.intent, captured=life.captured)
         failpoint("gateway.before_engine")
-        life.generation = asyncio.ensure_future(
-            self._worker.generate(
-                call, timeout_s=self._options.generate_timeout_s, traceparent=life.traceparent
-            )
+        life.generated = True
+        generating = self._worker.generate(
+            call, timeout_s=self._options.generate_timeout_s, traceparent=life.traceparent
         )
         try:
-            return await life.generation
-        except asyncio.CancelledError:
-            if not life.abandoned:
-                raise
-            raise UnsettledError(AbandonedError(), WENT_AWAY, is_over=True) from None
+            return await life.wait_for(generating)
+        except AbandonedError as error:
+            raise UnsettledError(error, WENT_AWAY, is_over=True) from None
         except CallforestError as error:
             _LOG.warning("call %s/%s: %s", life.capture_key, life.call_id, error)
             refusal = of_service(error)

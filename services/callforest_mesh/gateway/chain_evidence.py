@@ -21,11 +21,16 @@ from callforest_core.lineage.fingerprint import (
     FINGERPRINT_VERSION,
     ConversationScan,
     UnreadableItemError,
-    is_model_authored,
 )
 from callforest_core.lineage.items import Dialect, Item, request_items
 from callforest_core.lineage.replay import NORMALIZATION_VERSION, render_digest
-from callforest_mesh.gateway.conversations import ChainMemory, Conversation, read_conversation
+from callforest_mesh.gateway.body_frame import BodyFrame
+from callforest_mesh.gateway.conversations import (
+    ChainMemory,
+    Conversation,
+    continued,
+    read_conversation,
+)
 from callforest_mesh.gateway.evidence import ServedResponse
 
 _UNREADABLE_DOMAIN: Final = b"callforest-unreadable-request-v1"
@@ -80,6 +85,7 @@ def read_chain_evidence(
     options: Item,
     body_digest: bytes,
     memory: ChainMemory | None = None,
+    frame: BodyFrame | None = None,
 ) -> ChainEvidence:
     """Fingerprint a request.
 
@@ -89,12 +95,42 @@ def read_chain_evidence(
         options: the request as the engine gets it, in Chat's names.
         body_digest: SHA-256 of what was received.
         memory: the attempt's last conversation, which this one may continue.
+        frame: what was received, if the engine gets that.
     """
-    items = _items(fields, dialect)
-    conversation = read_conversation(items, None if memory is None else memory.get())
-    options = {**options, "instructions": fields.get("instructions")}
-    probe = _probe(conversation.scan, body_digest, items)
-    return ChainEvidence(probe, conversation, _replay(conversation, options), memory)
+    conversation = read_conversation(
+        _items(fields, dialect),
+        None if memory is None else memory.get(),
+        render_digest=_render_digest({**options, "instructions": fields.get("instructions")}),
+        frame=frame,
+    )
+    return _evidence(conversation, body_digest, memory)
+
+
+def continue_chain_evidence(
+    known: Conversation,
+    added: list[object],
+    frame: BodyFrame,
+    body_digest: bytes,
+    memory: ChainMemory,
+) -> ChainEvidence:
+    """Fingerprint a request that adds turns to an earlier one, and is the same otherwise.
+
+    Args:
+        known: the earlier one's.
+        added: its new turns.
+        frame: what was received.
+        body_digest: SHA-256 of what was received.
+        memory: the attempt's last conversation.
+    """
+    conversation = continued(known, added, known.render_digest, frame)
+    return _evidence(conversation, body_digest, memory)
+
+
+def _evidence(
+    conversation: Conversation, body_digest: bytes, memory: ChainMemory | None
+) -> ChainEvidence:
+    probe = _probe(conversation, body_digest)
+    return ChainEvidence(probe, conversation, _replay(conversation), memory)
 
 
 def _fingerprints(
@@ -128,24 +164,22 @@ def _items(fields: Item, dialect: Dialect) -> list[object]:
     return request_items(fields, dialect)
 
 
-def _probe(
-    scan: ConversationScan | None, body_digest: bytes, items: list[object]
-) -> capture_admission_pb2.ChainProbe:
+def _probe(conversation: Conversation, body_digest: bytes) -> capture_admission_pb2.ChainProbe:
     """Make the probe. What cannot be read matches no record: it is never a silent root.
 
     Only the prefixes that the last answer directly follows have a digest. What stands between a
     recorded context and its answer was never shown to the model: the captured tokens would replace
     it unseen.
     """
-    count = len(items)
+    scan, count = conversation.scan, conversation.item_count
     if scan is None:
         fingerprint = hashlib.sha256(_UNREADABLE_DOMAIN + body_digest).digest()
         digests = b""
     else:
         fingerprint, digests = scan.assistant_fingerprint, scan.context_digests
         if fingerprint:
-            begin, end = (DIGEST_SIZE * place for place in _last_answer(items))
-            digests = bytes(begin) + digests[begin:end]
+            begin, end, _ = conversation.answer
+            digests = bytes(DIGEST_SIZE * begin) + digests[DIGEST_SIZE * begin : DIGEST_SIZE * end]
     missing = count + 1 - len(digests) // DIGEST_SIZE
     return capture_admission_pb2.ChainProbe(
         assistant_fingerprint=fingerprint,
@@ -155,35 +189,19 @@ def _probe(
     )
 
 
-def _last_answer(items: list[object]) -> tuple[int, int]:
-    """Give where the last answer begins and ends: what models wrote, its reasoning included."""
-    end = len(items)
-    while end and not is_model_authored(_fields(items[end - 1])):
-        end -= 1
-    begin = end
-    while begin and _is_answer(_fields(items[begin - 1])):
-        begin -= 1
-    return begin, end
-
-
-def _is_answer(item: Item) -> bool:
-    return is_model_authored(item) or item.get("type") == "reasoning"
-
-
-def _fields(item: object) -> Item:
-    return item if isinstance(item, dict) else {}
-
-
-def _replay(conversation: Conversation, fields: Item) -> replay_summary_pb2.ReplaySummary | None:
-    if conversation.source_digest is None:
-        return None
+def _render_digest(options: Item) -> bytes | None:
     try:
-        rendering = render_digest(fields)
+        return render_digest(options)
     except CanonicalJsonError:
+        return None
+
+
+def _replay(conversation: Conversation) -> replay_summary_pb2.ReplaySummary | None:
+    if conversation.source_digest is None or conversation.render_digest is None:
         return None
     return replay_summary_pb2.ReplaySummary(
         normalization_version=NORMALIZATION_VERSION,
         item_count=conversation.item_count,
         source_digest=conversation.source_digest,
-        render_digest=rendering,
+        render_digest=conversation.render_digest,
     )

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from callforest_core.lineage.canonical_json import CanonicalJsonError
-from callforest_core.lineage.fingerprint import ConversationScan, UnreadableItemError
+from callforest_core.lineage.fingerprint import (
+    ConversationScan,
+    UnreadableItemError,
+    is_model_authored,
+)
 from callforest_core.lineage.replay import EMPTY_SOURCE_DIGEST, source_digests
+from callforest_mesh.gateway.body_frame import BodyFrame
 from callforest_mesh.gateway.json_body import exact_bytes
 
 REMEMBERED_BYTES: Final = 64 << 20
@@ -22,40 +27,88 @@ _OVERHEAD_BYTES: Final = 1024
 """What an attempt's conversation takes beside its items and their digests, roughly."""
 
 
+class LastAnswer(NamedTuple):
+    """Where the last answer is: what models wrote, its reasoning included.
+
+    Attributes:
+        begin: its first item; 0 when there is none.
+        end: the item behind its last; 0 when there is none.
+        next: where an answer begins whose next item comes behind all of these.
+    """
+
+    begin: int
+    end: int
+    next: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
     """The items of a request, and what they hash to.
 
     Attributes:
         item_count: how many they are.
-        written: their exact bytes.
+        written: their exact bytes; a piece for each request that brought some, so that one more
+            copies none of them.
+        written_bytes: how many bytes those are.
         scan: their fingerprints; None when one that a model wrote cannot be read.
         source_digest: of their replay summary; None when one has no canonical form.
+        answer: where the last answer is among them.
+        render_digest: of the options beside them; None when one has no canonical form.
+        frame: the request's body; None when the engine gets another one, made of it.
     """
 
     item_count: int
-    written: bytes
+    written: tuple[bytes, ...]
+    written_bytes: int
     scan: ConversationScan | None
     source_digest: bytes | None
+    answer: LastAnswer
+    render_digest: bytes | None
+    frame: BodyFrame | None
 
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
         digests = b"" if self.scan is None else self.scan.context_digests
-        return len(self.written) + len(digests) + _OVERHEAD_BYTES
+        framed = 0 if self.frame is None else self.frame.size_bytes
+        return self.written_bytes + len(digests) + framed + _OVERHEAD_BYTES
 
 
-_EMPTY: Final = Conversation(0, b"", ConversationScan(), EMPTY_SOURCE_DIGEST)
+_EMPTY: Final = Conversation(
+    0, (), 0, ConversationScan(), EMPTY_SOURCE_DIGEST, LastAnswer(0, 0, 0), None, None
+)
 
 
-def read_conversation(items: list[object], known: Conversation | None = None) -> Conversation:
+def read_conversation(
+    items: list[object],
+    known: Conversation | None = None,
+    *,
+    render_digest: bytes | None = None,
+    frame: BodyFrame | None = None,
+) -> Conversation:
     """Hash the items of a request; only those behind `known`, where they begin with its items."""
     base = _EMPTY
-    if known is not None and bytes(exact_bytes(items[: known.item_count])) == known.written:
-        base = known
-    added = items[base.item_count :]
-    written = b"".join((base.written, exact_bytes(added)))
-    return Conversation(len(items), written, _scan(base, added), _source_digest(base, added))
+    if known is not None:
+        beginning = bytes(exact_bytes(items[: known.item_count]))
+        base = known if beginning == b"".join(known.written) else _EMPTY
+    return continued(base, items[base.item_count :], render_digest, frame)
+
+
+def continued(
+    base: Conversation, added: list[object], render_digest: bytes | None, frame: BodyFrame | None
+) -> Conversation:
+    """Hash a request that brings the items of an earlier one and, behind them, some of its own."""
+    written = bytes(exact_bytes(added))
+    return Conversation(
+        base.item_count + len(added),
+        (*base.written, written),
+        base.written_bytes + len(written),
+        _scan(base, added),
+        _source_digest(base, added),
+        _last_answer(base, added),
+        render_digest,
+        frame,
+    )
 
 
 class Conversations:
@@ -118,6 +171,17 @@ def _scan(base: Conversation, added: list[object]) -> ConversationScan | None:
         return None if base.scan is None else base.scan.extended(added)
     except UnreadableItemError:
         return None
+
+
+def _last_answer(base: Conversation, added: list[object]) -> LastAnswer:
+    begin, end, start = base.answer
+    for place, item in enumerate(added, base.item_count):
+        fields = item if isinstance(item, dict) else {}
+        if is_model_authored(fields):
+            begin, end = start, place + 1
+        elif fields.get("type") != "reasoning":
+            start = place + 1
+    return LastAnswer(begin, end, start)
 
 
 def _source_digest(base: Conversation, added: list[object]) -> bytes | None:

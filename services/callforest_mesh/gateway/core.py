@@ -28,12 +28,13 @@ from callforest_core.lineage.items import (
 )
 from callforest_mesh.gateway import responses
 from callforest_mesh.gateway.asked import digest_body
-from callforest_mesh.gateway.chain_evidence import read_chain_evidence
+from callforest_mesh.gateway.body_frame import frame_of
+from callforest_mesh.gateway.chain_evidence import continue_chain_evidence, read_chain_evidence
 from callforest_mesh.gateway.conversations import ChainMemory
 from callforest_mesh.gateway.events import Streaming, chat_events, read_streaming, response_events
 from callforest_mesh.gateway.evidence import Evidence, ServedResponse
-from callforest_mesh.gateway.json_body import parse_body, write_json
-from callforest_mesh.gateway.refusals import malformed
+from callforest_mesh.gateway.json_body import parse_body, read_body, write_json
+from callforest_mesh.gateway.refusals import HttpRefusal, malformed
 from callforest_mesh.gateway.response_output import TranslationError, response_of
 from callforest_mesh.gateway.unsupported import refuse_unsupported
 
@@ -109,11 +110,43 @@ def read_request(
     Raises:
         HttpRefusal: it is malformed, or asks for what cannot be captured.
     """
-    fields = parse_body(body)
+    parsed = read_body(body)
+    fields = parsed.fields
     converted = convert(fields, body, dialect)
     digest = body_digest or digest_body(body, dialect)
-    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory)
+    frame = frame_of(parsed, dialect, turns_name(dialect)) if converted.body is body else None
+    evidence = read_chain_evidence(fields, dialect, converted.chat, digest, memory, frame)
     return normalised(converted, dialect, digest, evidence)
+
+
+def read_added(
+    body: bytes, dialect: Dialect, body_digest: bytes | None, memory: ChainMemory
+) -> NormalisedRequest | None:
+    """Read what a request of chain mode adds to the attempt's last, which it says again.
+
+    None when the whole must be read: where anything is refused, so that the refusal names the
+    place in it; or where more differs than the turns that were added.
+
+    Args:
+        body: as received.
+        dialect: the API in which it is asked.
+        body_digest: tells it from another request, if that is known already or it has a claim.
+        memory: the attempt's last conversation.
+    """
+    known = memory.get()
+    if known is None or known.frame is None or dialect is not Dialect.CHAT:
+        return None
+    added = known.frame.added(body)
+    if not added or known.item_count + len(added) > ITEMS_MAX:
+        return None
+    try:
+        refuse_malformed_chat({"messages": added})
+    except HttpRefusal:
+        return None
+    frame = known.frame.moved(body)
+    digest = body_digest or frame.digest
+    evidence = continue_chain_evidence(known, added, frame, digest, memory)
+    return NormalisedRequest(dialect, body, digest, evidence)
 
 
 def normalised(
@@ -212,10 +245,10 @@ def intent_of(
     intent = attempt_pb2.CallIntent(
         capture_key=capture_key,
         call_id=call_id,
-        admit_time=admit_time,
         body_digest=request.body_digest,
         configuration_digest=configuration_digest,
     )
+    intent.admit_time.CopyFrom(admit_time)
     request.evidence.announce(intent)
     return intent
 
@@ -228,18 +261,19 @@ def generation_of(
     captured: bool = True,
 ) -> worker_pb.GenerateCall:
     """Make what the worker is asked of an announced call."""
-    admission = None
-    if captured:
-        forest = is_forest(intent)
-        admission = admission_of(verdict, intent.capture_key, intent.call_id, is_forest=forest)
-    return worker_pb.GenerateCall(
-        capture_key=intent.capture_key,
-        call_id=intent.call_id,
-        create_time=intent.admit_time,
+    capture_key, call_id = intent.capture_key, intent.call_id
+    call = worker_pb.GenerateCall(
+        capture_key=capture_key,
+        call_id=call_id,
         chat_request=request.body,
-        admission=admission,
         configuration_digest=intent.configuration_digest,
     )
+    call.create_time.CopyFrom(intent.admit_time)
+    if captured:
+        admission = admission_of(verdict, capture_key, call_id, is_forest=is_forest(intent))
+        if admission is not None:
+            call.admission.CopyFrom(admission)
+    return call
 
 
 def is_forest(intent: attempt_pb2.CallIntent | None) -> bool:
@@ -260,20 +294,17 @@ def admission_of(
     is_forest: bool = False,
 ) -> capture_admission_pb2.CaptureAdmission | None:
     """Make what the worker may capture; None for a call that is served without capture."""
+    admission = capture_admission_pb2.CaptureAdmission(
+        capture_key=capture_key, call_id=call_id, is_forest=is_forest
+    )
     match verdict.WhichOneof("verdict"):
         case "root":
-            return capture_admission_pb2.CaptureAdmission(
-                capture_key=capture_key, call_id=call_id, root=verdict.root, is_forest=is_forest
-            )
+            admission.root.CopyFrom(verdict.root)
         case "continuation":
-            return capture_admission_pb2.CaptureAdmission(
-                capture_key=capture_key,
-                call_id=call_id,
-                continuation=verdict.continuation,
-                is_forest=is_forest,
-            )
+            admission.continuation.CopyFrom(verdict.continuation)
         case _:
             return None
+    return admission
 
 
 def read_response(completion: bytes, request: NormalisedRequest) -> ServedResponse:
@@ -330,7 +361,7 @@ def _token_material(fields: Item) -> str | None:
         if isinstance(choice, dict):
             holders.append(choice.get("message"))
     for holder in holders:
-        if isinstance(holder, dict):
+        if isinstance(holder, dict) and not _TOKEN_MATERIAL.isdisjoint(holder):
             for name in _TOKEN_MATERIAL & holder.keys():
                 if holder[name] is not None:
                     return name
@@ -344,12 +375,10 @@ def record_of(
     admit_time: timestamp_pb2.Timestamp,
 ) -> call_record_pb2.CallRecord:
     """Make the ledger's row of a staged call; what it is found by is of what was served."""
-    record = call_record_pb2.CallRecord(
-        coords=generated.staged,
-        response_id=served.response_id,
-        admit_time=admit_time,
-        completion=generated.completion,
-    )
+    record = call_record_pb2.CallRecord(response_id=served.response_id)
+    record.coords.CopyFrom(generated.staged)
+    record.admit_time.CopyFrom(admit_time)
+    record.completion.CopyFrom(generated.completion)
     if generated.HasField("decision"):
         record.decision.CopyFrom(generated.decision)
     request.evidence.describe(record, served)

@@ -89,6 +89,19 @@ def read_body(body: bytes) -> Body:
     return Body(body, text, fields, places)
 
 
+def read_values(written: bytes) -> list[object] | None:
+    """Parse values as they stand in a list of a body's, without its brackets.
+
+    None when they are none, or not such that every reader takes alike.
+    """
+    try:
+        text = f"[[{written.decode()}]]"  # in as many brackets as in the body
+        lists: list[list[object]] = _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return None if len(lists) != 1 or is_deep(text, lists) else lists[0]
+
+
 def _fault(error: ValueError) -> str:
     """Say what is wrong with a body, in words of our own: those of Python say what Python does."""
     if isinstance(error, UnicodeDecodeError):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from google.protobuf import timestamp_pb2
 
 from callforest.capture.v1 import attempt_pb2, capture_admission_pb2
 from callforest.gateway.v1 import gateway_service_pb2 as gateway_pb
-from callforest.worker.v1 import worker_service_pb2 as worker_pb
 from callforest_mesh.chassis.call_attributes import (
     CALL_ID,
     CAPTURE_KEY,
@@ -23,6 +23,8 @@ from callforest_mesh.chassis.telemetry import NO_SPAN, Span
 from callforest_mesh.gateway import core
 from callforest_mesh.gateway.asked import NEW, Identity
 from callforest_mesh.gateway.refusals import HttpRefusal
+
+_Made = TypeVar("_Made")
 
 WORKER_CAPTURE_FAILED: Final = "worker_capture_failed"
 MISSING_COORDINATES: Final = "worker_response_missing_commit_coordinates"
@@ -103,7 +105,8 @@ class Life:
         admitted: set when what the ledger says of it is known.
         ended: set when it has ended.
         answer: what those get who wait.
-        generation: what its harness waits for; cancelled when nobody does.
+        generated: whether it asked for a generation.
+        waiting: its task, while that waits for what ends when nobody waits for the call any more.
         verdict: what the ledger says of it, when that is known.
         span: tells of it.
         intent: its announcement, from when that may be durable.
@@ -132,7 +135,8 @@ class Life:
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     answer: asyncio.Future[Served] = field(default_factory=_unanswered)
-    generation: asyncio.Future[worker_pb.GeneratedCall] | asyncio.Future[Served] | None = None
+    generated: bool = False
+    waiting: asyncio.Task[object] | None = None
     verdict: capture_admission_pb2.Verdict | None = None
     span: Span = NO_SPAN
     intent: attempt_pb2.CallIntent | None = None
@@ -185,8 +189,26 @@ class Life:
         """Note that a later life has taken the call up: what is not written yet is its to write."""
         self.grace_ended.set()
 
+    async def wait_for(self, made: Coroutine[object, object, _Made]) -> _Made:
+        """Wait, in the call's own task, for what ends when nobody waits for the call any more.
+
+        Raises:
+            AbandonedError: it ended so.
+        """
+        self.waiting = task = asyncio.current_task()
+        try:
+            return await made
+        except asyncio.CancelledError:
+            if not self.abandoned:
+                raise
+            assert task is not None, "it was cancelled"
+            task.uncancel()
+            raise AbandonedError from None
+        finally:
+            self.waiting = None
+
     def abandon(self) -> None:
         """Note that nobody waits any more; what is being generated ends."""
         self.abandoned = True
-        if self.generation is not None:
-            self.generation.cancel()
+        if self.waiting is not None:
+            self.waiting.cancel()

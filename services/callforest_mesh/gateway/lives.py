@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from callforest_mesh.gateway import core
@@ -178,6 +179,10 @@ class PendingCall:
         except asyncio.CancelledError:
             self.leave()
             raise
+
+    def when_answered(self, told: Callable[[asyncio.Future[Served]], None]) -> None:
+        """Have the answer, or the refusal, told to one who waits in no task of his own."""
+        self._life.answer.add_done_callback(told)
 
     async def done_within(self, seconds: float) -> bool:
         """Wait for an answer, at most so long; say whether there is one."""

@@ -53,17 +53,29 @@ class _Level:
     """Callers with about as much time that came to about as many in work, both within a factor 2.
 
     Attributes:
-        answers: the last of them.
+        best: the one with the highest rate of those that count; of equals the first.
         used: when one came, or was needed to push a call back.
+        answers: those that count.
     """
 
+    best: _Answer
+    used: float
     answers: deque[_Answer] = field(default_factory=lambda: deque(maxlen=_ANSWERS))
-    used: float = -math.inf
 
     @property
     def is_known(self) -> bool:
         """Whether it says anything against a call."""
         return len(self.answers) >= _ENOUGH
+
+    def add(self, answer: _Answer, now: float) -> None:
+        """Count one more; the oldest may count no more."""
+        is_best_gone = len(self.answers) == _ANSWERS and self.answers[0] is self.best
+        self.answers.append(answer)
+        if is_best_gone:
+            self.best = max(self.answers, key=_rate_of)
+        elif answer.rate > self.best.rate:
+            self.best = answer
+        self.used = now
 
     def shows_queue(self, best: _Answer) -> bool:
         """Say whether there is a queue if `best` is the most that more in work came to."""
@@ -118,8 +130,7 @@ class Pace:
 
     def keep(self, life: Life, now: float) -> None:
         """Learn from a call that was generated and answered how long calls take now."""
-        is_made = life.generation is not None and not life.joined
-        if life.is_served and is_made and not life.abandoned:
+        if life.is_served and life.generated and not life.abandoned:
             self.note(life.ahead, now - life.begun, life.allowed_s, now)
 
     def note(self, ahead: int, took_s: float, allowed_s: float, now: float) -> None:
@@ -138,9 +149,11 @@ class Pace:
         is_late = took_s > allowed_s
         if ahead < 1 or (is_late and not any(level.is_known for level in levels.values())):
             return
-        level = levels.setdefault(ahead.bit_length(), _Level())
-        level.answers.append(_Answer(ahead, ahead / max(took_s, _TOOK_LEAST_S)))
-        level.used = now
+        answer = _Answer(ahead, ahead / max(took_s, _TOOK_LEAST_S))
+        level = levels.get(ahead.bit_length())
+        if level is None:
+            level = levels[ahead.bit_length()] = _Level(answer, now)
+        level.add(answer, now)
 
     def delay_s(self, in_work: int, allowed_s: float, now: float) -> float | None:
         """Say when a call may come again that would not be answered in time; None: it would be.
@@ -155,10 +168,7 @@ class Pace:
         if in_work < 1 or not known:
             return None
         here = min(in_work.bit_length(), max(known))
-        best = max(
-            (one for number, level in levels.items() if number >= here for one in level.answers),
-            key=lambda one: one.rate,
-        )
+        best = max([level.best for number, level in levels.items() if number >= here], key=_rate_of)
         excess_s = in_work / best.rate - _MOST * allowed_s
         if excess_s <= 0:
             return None
@@ -175,6 +185,10 @@ class Pace:
         for number in [one for one, level in levels.items() if level.used < oldest]:
             del levels[number]
         return levels
+
+
+def _rate_of(answer: _Answer) -> float:
+    return answer.rate
 
 
 def _class_of(allowed_s: float) -> int:

@@ -64,5 +64,8 @@ class ChainReader:
                 "continues_call_id",
                 "Histories are kept in forest mode alone. Send the whole history.",
             )
-        digest = body_digest or digest_body(body, dialect, claim)
-        return core.read_request(body, dialect, digest, self._conversations.of(capture_key))
+        if body_digest is None and claim is not None:
+            body_digest = digest_body(body, dialect, claim)
+        memory = self._conversations.of(capture_key)
+        request = core.read_added(body, dialect, body_digest, memory)
+        return request or core.read_request(body, dialect, body_digest, memory)

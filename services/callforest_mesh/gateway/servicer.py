@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable
 from typing import Final, TypeAlias, TypeVar, cast
 
@@ -19,6 +20,8 @@ from callforest_mesh.chassis.telemetry import SILENT, ServiceTelemetry
 from callforest_mesh.chassis.validation import malformed
 from callforest_mesh.gateway.asked import Asked, identify
 from callforest_mesh.gateway.evidence import Claim
+from callforest_mesh.gateway.life import Served
+from callforest_mesh.gateway.lives import PendingCall
 from callforest_mesh.gateway.refusals import HttpRefusal, attempt_not_found, unsupported
 from callforest_mesh.gateway.work import Work
 
@@ -91,10 +94,10 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         engine = await self._worker.describe()
         return pb.ListModelsResponse(models=[engine.model])
 
-    async def _serve(
+    def _serve(
         self, context: item_pb2.ItemContext, call: pb.CompletionCall
-    ) -> pb.ServedCompletion:
-        """Make one call.
+    ) -> asyncio.Future[pb.ServedCompletion]:
+        """Make one call; what is given fails as this does, and cancelling it leaves the call.
 
         Raises:
             Refusal: what HTTP would answer with an error.
@@ -109,16 +112,12 @@ class GatewayServicer(rpc.GatewayServiceServicer):
             if pending.request.streaming is not None:
                 pending.leave()
                 raise _no_events()
-            served = await pending.served()
         except HttpRefusal as refused:
             raise refused.refusal() from refused
-        overhead_us = int((loop.time() - begun) * 1e6) - served.generation_us
-        return pb.ServedCompletion(
-            response=served.body,
-            call_id=served.call_id,
-            overhead_us=max(0, overhead_us),
-            context=served.context,
-        )
+        waiting: asyncio.Future[pb.ServedCompletion] = loop.create_future()
+        waiting.add_done_callback(functools.partial(_leave, pending))
+        pending.when_answered(functools.partial(_answer, waiting, begun))
+        return waiting
 
     async def _size(
         self, context: item_pb2.ItemContext, call: pb.CompletionCall
@@ -131,7 +130,7 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         try:
             asked = self._asked(context, call)
             request = self._work.reader.read(
-                asked.capture_key, asked.body, asked.dialect, asked.claim, asked.body_digest
+                asked.capture_key, asked.body, asked.dialect, asked.claim
             )
             if request.streaming is not None:
                 raise _no_events()
@@ -150,17 +149,49 @@ class GatewayServicer(rpc.GatewayServiceServicer):
         Raises:
             HttpRefusal: it asks for what is not served here.
         """
+        capture_key = call.capture_key
         if context.tenant != self._tenant:
-            raise attempt_not_found(call.capture_key)
+            raise attempt_not_found(capture_key)
         dialect = _DIALECTS.get(call.api)
         if dialect is None:
             raise malformed("CompletionCall", "api is unknown", [("api", "is unknown here")])
         claim = None
         if call.HasField("continues_call_id"):
             claim = Claim(call.continues_call_id, history_is_whole=call.history_is_whole)
-        keys = [call.idempotency_key] if call.idempotency_key else []
-        identity = identify(call.capture_key, keys)
-        return Asked(call.capture_key, call.request, dialect, claim, identity)
+        key = call.idempotency_key
+        identity = identify(capture_key, [key] if key else [])
+        return Asked(capture_key, call.request, dialect, claim, identity)
+
+
+def _leave(pending: PendingCall, waiting: asyncio.Future[pb.ServedCompletion]) -> None:
+    if waiting.cancelled():
+        pending.leave()
+
+
+def _answer(
+    waiting: asyncio.Future[pb.ServedCompletion], begun: float, answer: asyncio.Future[Served]
+) -> None:
+    """Pass the answer of a call on to one who waits for it, if he still does."""
+    if waiting.done():
+        return
+    try:
+        waiting.set_result(_completion(answer.result(), begun))
+    except HttpRefusal as refused:
+        refusal = refused.refusal()
+        refusal.__cause__ = refused
+        waiting.set_exception(refusal)
+    except Exception as error:  # noqa: BLE001 - told to the one who waits
+        waiting.set_exception(error)
+
+
+def _completion(served: Served, begun: float) -> pb.ServedCompletion:
+    waited_us = int((asyncio.get_running_loop().time() - begun) * 1e6)
+    return pb.ServedCompletion(
+        response=served.body,
+        call_id=served.call_id,
+        overhead_us=max(0, waited_us - served.generation_us),
+        context=served.context,
+    )
 
 
 def _no_events() -> HttpRefusal:

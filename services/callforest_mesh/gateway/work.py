@@ -42,13 +42,15 @@ class Work:
             HttpRefusal: it is malformed, asks for what cannot be captured, builds upon a history
                 that is not kept, or comes upon a bound.
         """
-        joined = self.calls.same(asked)
-        if joined is not None:
-            return joined
-        lacking = None
+        digest = lacking = None
+        if asked.identity.call_id:
+            digest = asked.body_digest
+            joined = self.calls.same(asked.capture_key, asked.identity, digest)
+            if joined is not None:
+                return joined
         try:
             request = self.reader.read(
-                asked.capture_key, asked.body, asked.dialect, asked.claim, asked.body_digest
+                asked.capture_key, asked.body, asked.dialect, asked.claim, digest
             )
         except HttpRefusal as refusal:
             is_lost = refusal.reason == er.ERROR_REASON_HISTORY_REQUIRED

@@ -39,6 +39,7 @@ ITEMS = st.one_of(
             "content": st.lists(st.fixed_dictionaries({"type": KINDS, "text": TEXTS}), max_size=2),
         }
     ),
+    st.just({"type": "reasoning", "summary": []}),
     st.fixed_dictionaries({"role": st.just("user"), "n": st.sampled_from([0, 0.0, -0.0, 1, True])}),
 )
 
@@ -126,3 +127,22 @@ def test_conversations_are_kept_within_their_bound() -> None:
     assert [conversations.get(key) for key in "abc"] == [other, None, one]
     conversations.keep("a", large)
     assert [conversations.get(key) for key in "abc"] == [None, None, None]
+
+
+def last_answer_of(letters: str) -> tuple[int, int]:
+    """Find the last answer by its rule: back from the last item of a model's, as far as it goes."""
+    end = letters.rfind("a") + 1
+    return len(letters[:end].rstrip("ar")), end
+
+
+@given(st.text(alphabet="uar", max_size=9), st.text(alphabet="uar", max_size=5))
+def test_the_last_answer_is_found_across_what_is_known(first: str, added: str) -> None:
+    kinds: dict[str, object] = {
+        "u": {"role": "user", "content": "x"},
+        "a": {"role": "assistant", "content": "x"},
+        "r": {"type": "reasoning", "summary": []},
+    }
+    known = read_conversation([kinds[letter] for letter in first])
+    for base in (None, known):
+        read = read_conversation([kinds[letter] for letter in first + added], base)
+        assert read.answer[:2] == last_answer_of(first + added)

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
+from google.protobuf import timestamp_pb2
 
 from callforest_mesh.gateway.asked import Identity
 from callforest_mesh.gateway.calls import Calls
-from callforest_mesh.gateway.life import Served
+from callforest_mesh.gateway.life import AbandonedError, Life, Served
 from callforest_mesh.gateway.lives import WAITERS_MAX
 from tests.unit.gateway.played_services import (
     REQUEST,
@@ -91,3 +92,41 @@ async def test_a_call_is_left_to_a_repeat_when_its_last_waiter_left(comes_back: 
     told = [(one.worker_reason, one.detail) for one in played.failures]
     assert told == [("cancelled", "the harness went away")]
     assert played.order[-2:] == ["fetch", "failure"]
+
+
+@pytest.mark.requirement("LED-11")
+async def test_a_life_that_is_given_up_goes_on_behind_what_it_waited_for() -> None:
+    life = Life("k", "c0", timestamp_pb2.Timestamp(), REQUEST, "")
+    begun, ended = asyncio.Event(), []
+
+    async def forever() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("generation")
+
+    async def live() -> None:
+        with pytest.raises(AbandonedError):
+            await life.wait_for(forever())
+        life.abandon()  # nothing is left to end
+        async with asyncio.timeout(60.0):
+            await asyncio.sleep(0)
+        ended.append("life")
+
+    living = asyncio.create_task(live())
+    await begun.wait()
+    life.abandon()
+    await asyncio.wait_for(living, 60.0)
+    assert ended == ["generation", "life"]
+    assert living.cancelling() == 0
+
+
+async def test_a_life_that_is_ended_from_outside_ends() -> None:
+    life = Life("k", "c0", timestamp_pb2.Timestamp(), REQUEST, "")
+    living = asyncio.create_task(life.wait_for(asyncio.sleep(3600.0)))
+    await asyncio.sleep(0)
+    living.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await living
+    assert life.waiting is None

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from callforest.error.v1 import error_reason_pb2 as er
 from callforest_mesh.gateway.asked import NEW, Identity
-from callforest_mesh.gateway.pace import Pace
+from callforest_mesh.gateway.pace import _ANSWERS, Pace, _Answer, _Level
 from callforest_mesh.gateway.refusals import HttpRefusal
 from tests.unit.gateway.played_services import REQUEST, RESPONSE, Played, calls_of, refused
 from tests.unit.gateway.repeated_calls import (
@@ -51,6 +53,18 @@ def pressed(**options: float) -> Pace:
 def refused_of(pace: Pace, in_work: Iterable[int], allowed_s: float, now: float = 1.0) -> list[int]:
     """Give the numbers in work to which a further call would be pushed back."""
     return [number for number in in_work if pace.delay_s(number, allowed_s, now) is not None]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=60))
+def test_the_best_answer_is_of_those_that_count(rates: list[int]) -> None:
+    answers = [_Answer(ahead, float(rate)) for ahead, rate in enumerate(rates)]
+    level = _Level(answers[0], 0.0)
+    for number, answer in enumerate(answers, 1):
+        level.add(answer, float(number))
+        counted = answers[max(0, number - _ANSWERS) : number]
+        assert list(level.answers) == counted
+        assert level.best is max(counted, key=lambda one: one.rate)
+        assert level.used == number
 
 
 @pytest.mark.requirement("API-6")

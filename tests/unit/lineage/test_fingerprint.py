@@ -184,3 +184,23 @@ def test_an_unreadable_context_item_ends_the_context_only() -> None:
     with pytest.raises(UnreadableItemError, match="from item 2 on"):
         _ = scan.context_digest
     assert ConversationScan(items[:2]).context_digest == conversation_digest(items[:2])
+
+
+@pytest.mark.parametrize("text", ["a", "", "\u00e9", None, [{"type": "text", "text": "a"}]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"role": "assistant"},
+        {"type": "message", "role": "assistant", "refusal": None, "tool_calls": []},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+        {"type": "function_call", "name": "f", "arguments": "{}"},
+    ],
+)
+def test_what_a_response_adds_is_hashed_as_in_a_request(
+    text: object, more: dict[str, object]
+) -> None:
+    items = [{**more, "content": text}]
+    before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    continuation = ConversationScan(before).continued(items)
+    assert continuation.output_fingerprint == assistant_fingerprint(items)
+    assert continuation.fingerprint == assistant_fingerprint([*before, *items])
