@@ -132,10 +132,9 @@ def reason_name(reason: er.ErrorReason.ValueType) -> str:
 
 def status_of(refusal: Refusal) -> status_pb2.Status:
     """Turn a refusal into its status: code, message, ErrorInfo, and RetryInfo if it has a delay."""
-    info = error_details_pb2.ErrorInfo(
-        reason=reason_name(refusal.reason), domain=DOMAIN, metadata=refusal.facts
+    status = _status(
+        STATUS_CODES[refusal.reason], refusal.message, reason_name(refusal.reason), refusal.facts
     )
-    status = _status(STATUS_CODES[refusal.reason], refusal.message, info)
     if refusal.violations:
         bad = error_details_pb2.BadRequest()
         for field, description in refusal.violations[:_VIOLATIONS]:
@@ -149,10 +148,7 @@ def status_of(refusal: Refusal) -> status_pb2.Status:
 
 def status_of_error(error: CallforestError) -> status_pb2.Status:
     """Turn an error that has a reason back into the status it came as, without field violations."""
-    info = error_details_pb2.ErrorInfo(
-        reason=reason_name(error.reason), domain=DOMAIN, metadata=error.metadata
-    )
-    status = _status(error.code, error.message, info)
+    status = _status(error.code, error.message, reason_name(error.reason), error.metadata)
     _add_delay(status, error.retry_after_ms)
     return status
 
@@ -222,7 +218,7 @@ def _typed(
 
 
 def _status(
-    code: grpc.StatusCode, message: str, info: error_details_pb2.ErrorInfo
+    code: grpc.StatusCode, message: str, reason: str, facts: Mapping[str, str]
 ) -> status_pb2.Status:
     """Make a status that travels whole.
 
@@ -230,8 +226,8 @@ def _status(
     its caller as another error. So texts are cut; they repeat what the caller sent.
     """
     number: int = code.value[0]
-    for key, value in list(info.metadata.items()):
-        info.metadata[key] = _cut(value, _FACT_BYTES)
+    told = {key: _cut(value, _FACT_BYTES) for key, value in facts.items()}
+    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=told)
     cut = _cut(message, _MESSAGE_BYTES)
     return status_pb2.Status(code=number, message=cut, details=[_packed(info)])
 
@@ -244,10 +240,10 @@ def _add_delay(status: status_pb2.Status, retry_after_ms: int | None) -> None:
 
 
 def _cut(text: str, limit_bytes: int) -> str:
-    """Cut a text to so many bytes of UTF-8."""
+    """Cut a text to so many bytes of UTF-8; half a surrogate pair, which has none, becomes "?"."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= limit_bytes:
-        return text
+        return encoded.decode()
     return encoded[: limit_bytes - 3].decode("utf-8", "ignore") + "..."
 
 
