@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
-import time
 from collections.abc import Callable, Coroutine
 from typing import Generic, TypeAlias
 
@@ -56,7 +53,6 @@ class ItemObserver(Generic[PayloadT, ResultT]):
         describe: Describe[PayloadT, ResultT] | None,
     ) -> None:
         self._handler = handler
-        self._takes_a_task = inspect.iscoroutinefunction(handler)
         self._name = f"{service}/{rpc}"
         self._rpc = rpc
         self._tracer = telemetry.tracer
@@ -75,47 +71,18 @@ class ItemObserver(Generic[PayloadT, ResultT]):
     def __call__(
         self, context: item_pb2.ItemContext, payload: PayloadT
     ) -> Coroutine[object, object, ResultT] | asyncio.Future[ResultT]:
-        """Answer an item; a handler that gives a future costs no task here either."""
+        """Have an item answered, within a span if it is sampled."""
         if context.traceparent:
-            return self._watched(self._traced, context, payload)
-        if self._takes_a_task:
-            return self._watched(self._handler, context, payload)
-        begun = time.perf_counter()
+            return self._traced(context, payload)
+        return self._handler(context, payload)
+
+    def begin(self) -> None:
+        """Take note of an item that is to be answered."""
         self._running += 1
-        try:
-            answer = self._handler(context, payload)
-        except BaseException as error:
-            self._note(begun, context.timeout_ms, error)
-            raise
-        future = answer if isinstance(answer, asyncio.Future) else asyncio.ensure_future(answer)
-        future.add_done_callback(functools.partial(self._ended, begun, context.timeout_ms))
-        return future
 
-    async def _watched(
-        self, handler: Handler[PayloadT, ResultT], context: item_pb2.ItemContext, payload: PayloadT
-    ) -> ResultT:
-        """Answer an item, and take note of how it ends.
-
-        The handler is called here: an item that is cancelled before it began leaves nothing behind.
-        """
-        begun = time.perf_counter()
-        self._running += 1
-        error: BaseException | None = None
-        try:
-            return await handler(context, payload)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._note(begun, context.timeout_ms, error)
-
-    def _ended(self, begun: float, timeout_ms: int, answer: asyncio.Future[ResultT]) -> None:
-        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
-        self._note(begun, timeout_ms, error)
-
-    def _note(self, begun: float, timeout_ms: int, error: BaseException | None) -> None:
+    def end(self, took_s: float, timeout_ms: int, error: BaseException | None) -> None:
+        """Take note of how an item ended that `begin` was told of."""
         self._running -= 1
-        took_s = time.perf_counter() - begun
         outcome = OK
         if error is not None:
             outcome = "ITEM_DEADLINE" if took_s * 1000 >= timeout_ms else outcome_of(error)

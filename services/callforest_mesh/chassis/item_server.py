@@ -71,6 +71,7 @@ class _Running(Generic[ResultT]):
     """An item that is being answered."""
 
     answering: asyncio.Future[ResultT]
+    begun: float
     deadline: float
     timeout_ms: int
     late: bool = False
@@ -111,12 +112,10 @@ class ItemServer(Generic[PayloadT, ResultT]):
         describe: Describe[PayloadT, ResultT] | None = None,
     ) -> None:
         self._spec = spec
-        self._handler = handler
-        if telemetry is not SILENT:
-            telemetry.metrics.limit("unanswered_items", UNANSWERED_MAX)
-            self._handler = ItemObserver(
-                handler, service=service, rpc=spec.name, telemetry=telemetry, describe=describe
-            )
+        telemetry.metrics.limit("unanswered_items", UNANSWERED_MAX)
+        self._observer = ItemObserver(
+            handler, service=service, rpc=spec.name, telemetry=telemetry, describe=describe
+        )
         self._service = service
         self._drain = drain
 
@@ -126,7 +125,7 @@ class ItemServer(Generic[PayloadT, ResultT]):
         Raises:
             Refusal: DRAINING, after every taken item was answered.
         """
-        stream = _Stream(self._spec, self._handler, self._service)
+        stream = _Stream(self._spec, self._observer, self._service)
         reader = asyncio.ensure_future(stream.read(requests))
         reader.add_done_callback(stream.wake)
         ending = asyncio.ensure_future(self._drain.wait())
@@ -155,11 +154,11 @@ class _Stream(Generic[PayloadT, ResultT]):
     def __init__(
         self,
         spec: StreamSpec[PayloadT, ResultT],
-        handler: Handler[PayloadT, ResultT],
+        observer: ItemObserver[PayloadT, ResultT],
         service: str,
     ) -> None:
         self._spec = spec
-        self._handler = handler
+        self._observer = observer
         self._service = service
         self._assembler = FrameAssembler()
         self._running: dict[int, _Running[ResultT]] = {}
@@ -289,14 +288,17 @@ class _Stream(Generic[PayloadT, ResultT]):
         """Have an item answered. A handler that gives a future costs no task."""
         sequence, timeout_ms = context.sequence, context.timeout_ms
         loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._observer.begin()
         try:
-            answer = self._handler(context, payload)
+            answer = self._observer(context, payload)
             answering = answer if isinstance(answer, asyncio.Future) else loop.create_task(answer)
         except Exception as error:  # noqa: BLE001 - mapped, logged
+            self._observer.end(loop.time() - begun, timeout_ms, error)
             self._answer_error(sequence, status_of_exception(error, service=self._service))
             return
-        deadline = loop.time() + timeout_ms / 1000
-        self._running[sequence] = _Running(answering, deadline, timeout_ms)
+        deadline = begun + timeout_ms / 1000
+        self._running[sequence] = _Running(answering, begun, deadline, timeout_ms)
         self._deadlines.watch(deadline)
         answering.add_done_callback(functools.partial(self._finished, sequence))
 
@@ -312,6 +314,8 @@ class _Stream(Generic[PayloadT, ResultT]):
     def _finished(self, sequence: int, answering: asyncio.Future[ResultT]) -> None:
         running = self._running.pop(sequence)
         error = asyncio.CancelledError() if answering.cancelled() else answering.exception()
+        took_s = asyncio.get_running_loop().time() - running.begun
+        self._observer.end(took_s, running.timeout_ms, error)
         if error is None:
             failpoint("stream.before_answer")
             self._answer_with(sequence, answering.result())

@@ -154,8 +154,10 @@ async def test_an_item_that_fails_is_measured_by_its_reason(
         describe=None,
     )
     context = item_pb2.ItemContext(timeout_ms=60_000, traceparent=traceparent)
-    with pytest.raises(Refusal):
+    observer.begin()
+    with pytest.raises(Refusal) as refused:
         await observer(context, attempt_pb2.CallIntent())
+    observer.end(0.001, context.timeout_ms, refused.value)
     measured = telemetry.measured("ledger", "callforest.item.duration")
     assert measured == {("RecordIntents", "CALL_MISMATCH"): 1}
     failed = [span.attributes["error.type"] for span in telemetry.spans()]
