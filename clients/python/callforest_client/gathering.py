@@ -19,6 +19,8 @@ _CROWD_KEPT_S: Final = 0.5
 """How long a crowd counts after it was seen."""
 _GATHERED_MAX: Final = 64
 """Items that are never kept waiting: their message's cost is shared well enough."""
+_WORTH_LEAST: Final = 1 / 16
+"""The part of the linger that is waited when waiting has shown to be in vain."""
 
 
 class Gathering:
@@ -35,6 +37,7 @@ class Gathering:
         self._expected = expected
         self._crowd = self._coming = 0
         self._until = 0.0
+        self._worth = 1.0
 
     def see(self, waiting: int, sent: int, now: float) -> None:
         """Take note of how many callers wait for answers, and of how many of them are sent."""
@@ -44,9 +47,19 @@ class Gathering:
             self._crowd, self._until = waiting, now + _CROWD_KEPT_S
         self._coming = self._crowd - sent
 
-    def miss(self, waiting: int) -> None:
-        """Take note that the wait was in vain: who is not here by now is not on the way."""
+    def waited(self, gathered: int, waiting: int) -> None:
+        """Take note of how many items a wait has gathered, and how many callers wait for answers.
+
+        Who did not come in time is not on the way. Where few come, as from engines that answer a
+        few calls a second however many they have in work, the next wait is shorter by half; where
+        many come it is longer again.
+        """
+        if gathered >= self.enough:
+            self._worth = 1.0
+            return
         self._crowd = waiting
+        factor = 0.5 if gathered < _CROWD else 2.0
+        self._worth = min(1.0, max(_WORTH_LEAST, self._worth * factor))
 
     @property
     def enough(self) -> int:
@@ -58,4 +71,4 @@ class Gathering:
     @property
     def linger_s(self) -> float:
         """How long fewer items may wait for others."""
-        return self._linger_s * min(1.0, self._crowd / _CROWD_FULL)
+        return self._linger_s * min(1.0, self._crowd / _CROWD_FULL) * self._worth

@@ -297,9 +297,8 @@ class ItemStream(Generic[PayloadT, ResultT]):
             await self._wake.wait()
         finally:
             timer.cancel()
-            enough, self._enough = self._enough, 1
-        if len(self._queue) < enough:
-            self._gathering.miss(len(self._unanswered))
+            self._enough = 1
+        self._gathering.waited(len(self._queue), len(self._unanswered))
 
     def _see(self, now: float) -> None:
         self._gathering.see(len(self._unanswered), self._sent_count, now)

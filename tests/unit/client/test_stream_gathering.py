@@ -10,6 +10,7 @@ import grpc
 
 from callforest.capture.v1 import staged_call_pb2
 from callforest.staging.v1 import staging_service_pb2 as pb
+from callforest_client.gathering import Gathering
 from callforest_client.item_stream import ItemStream
 from callforest_client.streams import STAGE
 
@@ -143,6 +144,26 @@ async def test_a_message_waits_for_whom_the_owner_expects() -> None:
     await asyncio.gather(*sending(stream, 1))
     assert call.sizes == [8, 1], "nobody is expected"
     await stream.close()
+
+
+def test_a_wait_that_gathers_few_is_shorter_the_next_time() -> None:
+    """256 calls are generated for seconds each: one in a while is not kept for the others."""
+    gathering = Gathering(0.05, lambda: 255)
+
+    def waits(gathered: int, times: int) -> float:
+        for _ in range(times):
+            gathering.see(gathered, 0, 0.0)
+            gathering.waited(gathered, gathered)
+        gathering.see(1, 0, 0.0)
+        return gathering.linger_s
+
+    assert waits(1, 0) == 0.05
+    assert waits(1, 1) == 0.025
+    assert waits(3, 20) == 0.05 / 16
+    assert waits(6, 2) == 0.0125, "some come in what was waited: longer again"
+    assert waits(6, 20) == 0.05
+    waits(1, 20)
+    assert waits(64, 1) == 0.05, "as many as are wanted"
 
 
 async def test_callers_who_left_are_not_counted_as_sent() -> None:
