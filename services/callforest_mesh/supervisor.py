@@ -182,14 +182,14 @@ class Supervisor:
 
     async def _keep(self, child: _Child) -> None:
         """Start a service again and again, until it is stopped or given up."""
+        # Whoever listens there would answer for the child, and be taken for it.
+        place = await asyncio.to_thread(
+            examine_address, f"the address of {child.name}", child.address, "addresses"
+        )
+        if not place.ok:
+            self._give_up(f"{place.subject}, {place.text}")
+            return
         while not self._ends():
-            # Whoever listens there would answer for the child, and be taken for it.
-            place = await asyncio.to_thread(
-                examine_address, f"the address of {child.name}", child.address, "addresses"
-            )
-            if not place.ok and not child.restarts:
-                self._give_up(f"{place.subject}, {place.text}")
-                return
             try:
                 child.process = await self._spawn(child)
             except OSError as error:

@@ -2,11 +2,12 @@
 
 A harness sends the whole history with every call. What a conversation's items hash to can be
 continued from where an earlier request of the attempt left it, if it really begins with the same
-items: that is compared byte for byte, types and order of keys included, never assumed.
+items: their exact bytes are compared by SHA-256, types and order of keys included, never assumed.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -47,9 +48,8 @@ class Conversation:
 
     Attributes:
         item_count: how many they are.
-        written: their exact bytes; a piece for each request that brought some, so that one more
-            copies none of them.
-        written_bytes: how many bytes those are.
+        written: SHA-256 of their exact bytes, not ended: more items go on from it, and the history
+            itself is kept once at most, in the frame.
         scan: their fingerprints; None when one that a model wrote cannot be read.
         source_digest: of their replay summary; None when one has no canonical form.
         answer: where the last answer is among them.
@@ -58,8 +58,7 @@ class Conversation:
     """
 
     item_count: int
-    written: tuple[bytes, ...]
-    written_bytes: int
+    written: hashlib._Hash
     scan: ConversationScan | None
     source_digest: bytes | None
     answer: LastAnswer
@@ -71,11 +70,11 @@ class Conversation:
         """About what it takes in memory."""
         digests = b"" if self.scan is None else self.scan.context_digests
         framed = 0 if self.frame is None else self.frame.size_bytes
-        return self.written_bytes + len(digests) + framed + _OVERHEAD_BYTES
+        return len(digests) + framed + _OVERHEAD_BYTES
 
 
 _EMPTY: Final = Conversation(
-    0, (), 0, ConversationScan(), EMPTY_SOURCE_DIGEST, LastAnswer(0, 0, 0), None, None
+    0, hashlib.sha256(), ConversationScan(), EMPTY_SOURCE_DIGEST, LastAnswer(0, 0, 0), None, None
 )
 
 
@@ -89,8 +88,8 @@ def read_conversation(
     """Hash the items of a request; only those behind `known`, where they begin with its items."""
     base = _EMPTY
     if known is not None:
-        beginning = bytes(exact_bytes(items[: known.item_count]))
-        base = known if beginning == b"".join(known.written) else _EMPTY
+        beginning = hashlib.sha256(exact_bytes(items[: known.item_count]))
+        base = known if beginning.digest() == known.written.digest() else _EMPTY
     return continued(base, items[base.item_count :], render_digest, frame)
 
 
@@ -98,11 +97,11 @@ def continued(
     base: Conversation, added: list[object], render_digest: bytes | None, frame: BodyFrame | None
 ) -> Conversation:
     """Hash a request that brings the items of an earlier one and, behind them, some of its own."""
-    written = bytes(exact_bytes(added))
+    written = base.written.copy()
+    written.update(exact_bytes(added))
     return Conversation(
         base.item_count + len(added),
-        (*base.written, written),
-        base.written_bytes + len(written),
+        written,
         _scan(base, added),
         _source_digest(base, added),
         _last_answer(base, added),

@@ -1,5 +1,6 @@
 """A conversation that is continued hashes to the same as one that is read anew."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from callforest.capture.v1 import attempt_pb2, call_record_pb2
 from callforest_core.lineage.fingerprint import ConversationScan
 from callforest_core.lineage.items import Dialect
+from callforest_mesh.gateway.body_frame import BodyFrame
 from callforest_mesh.gateway.conversations import Conversations, read_conversation
 from callforest_mesh.gateway.core import NormalisedRequest
 from callforest_mesh.gateway.evidence import ServedResponse
@@ -117,7 +119,9 @@ def test_a_conversation_that_was_continued_is_unchanged() -> None:
 
 
 def test_conversations_are_kept_within_their_bound() -> None:
-    one, other, large = (read_conversation([text]) for text in ("a", "b", "c" * 9000))
+    body = BodyFrame(b"c" * 9000, b"]}", hashlib.sha256())
+    one, other = (read_conversation([text]) for text in "ab")
+    large = read_conversation(["c"], frame=body)
     conversations = Conversations(bytes_max=one.size_bytes + other.size_bytes)
     conversations.keep("a", one)
     conversations.keep("b", other)
@@ -127,6 +131,15 @@ def test_conversations_are_kept_within_their_bound() -> None:
     assert [conversations.get(key) for key in "abc"] == [other, None, one]
     conversations.keep("a", large)
     assert [conversations.get(key) for key in "abc"] == [None, None, None]
+
+
+def test_a_history_is_kept_once_at_most() -> None:
+    conversations = Conversations()
+    items: list[object] = [{"role": "user", "content": "a" * 50_000}]
+    read(conversations, items).evidence.keep("c", SERVED)
+    known = conversations.get("k")
+    assert known is not None
+    assert 50_000 < known.size_bytes < 53_000
 
 
 def last_answer_of(letters: str) -> tuple[int, int]:

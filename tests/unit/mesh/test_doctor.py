@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from callforest_mesh import doctor, generated_code, storage_check
+from callforest_mesh.address_check import examine_address
 from callforest_mesh.chassis.configuration import load
 from callforest_mesh.cli import main
 from callforest_mesh.finding import Finding
@@ -233,3 +234,10 @@ def test_all_findings_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ill = capsys.readouterr().out.splitlines()
     assert len(ill) == len(healthy)
     assert [line.split("  ")[0] for line in ill if line.startswith("NO")] == ["NO"]
+
+
+@pytest.mark.parametrize("address", ["a..de:7000", f"{'a' * 64}.de:7000", "unix:/" + "é" * 100])
+def test_an_address_that_can_be_none_is_a_finding(address: str) -> None:
+    found = examine_address("address of staging", address, "addresses")
+    assert not found.ok
+    assert found.text.endswith(": set another in addresses")
