@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
 from callforest.trainer.v1 import trainer_service_pb2 as trainer_pb
-from callforest_client.errors import CallforestError
+from callforest_client.errors import CallforestError, UnavailableError
 from callforest_mesh import terminal
 from callforest_mesh.assembly import Clients, addressed
 from callforest_mesh.chassis.configuration import MeshConfiguration
@@ -32,29 +31,30 @@ def tell(configuration: MeshConfiguration) -> tuple[list[str], int]:
 
 
 async def _tell(configuration: MeshConfiguration) -> tuple[list[str], int]:
-    lines, statuses = [], [terminal.DONE]
     async with AsyncExitStack() as closers:
         clients = Clients(configuration, addressed(configuration), closers)
-        for name in configuration.services:
-            health = await probe(configuration.addresses.of(name), name)
-            words, status = health, terminal.DONE if health == _SERVING else terminal.NO
-            if health == AWAY:
-                status = terminal.AWAY
-            elif health == _SERVING and (ask := _QUESTIONS.get(name)) is not None:
-                words, status = await _asked(ask, clients)
-            lines.append(f"{name:<10} {words}")
-            statuses.append(status)
-    return lines, max(statuses)
+        found = await asyncio.gather(
+            *(_ask(name, configuration, clients) for name in configuration.services)
+        )
+    pairs = zip(configuration.services, found, strict=True)
+    lines = [f"{name:<10} {words}" for name, (words, _) in pairs]
+    return lines, max((status for _, status in found), default=terminal.DONE)
 
 
-async def _asked(
-    ask: Callable[[Clients], Awaitable[tuple[str, int]]], clients: Clients
-) -> tuple[str, int]:
+async def _ask(name: str, configuration: MeshConfiguration, clients: Clients) -> tuple[str, int]:
+    health = await probe(configuration.addresses.of(name), name)
+    if health != _SERVING:
+        return health, terminal.AWAY if health == AWAY else terminal.NO
+    question = _QUESTIONS.get(name)
+    if question is None:
+        return health, terminal.DONE
     try:
-        words, status = await ask(clients)
+        words, status = await question(clients)
+    except UnavailableError as error:
+        return f"{health}, and then away: {error}", terminal.AWAY
     except CallforestError as error:
-        return f"{_SERVING}, but: {error}", terminal.NO
-    return f"{_SERVING}  {words}", status
+        return f"{health}, but: {error}", terminal.NO
+    return f"{health}  {words}", status
 
 
 async def _staging(clients: Clients) -> tuple[str, int]:

@@ -57,6 +57,8 @@ RENEW_S = 1800.0
 """A stream of this age takes nothing new; once it has answered what it took, another is opened."""
 _ITEM_OVERHEAD_BYTES = 256
 _CANCEL_FIELD = "cancel"
+_LINGER_SHARE = 0.125
+"""The part of an item's time that it may wait for others."""
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_LAST_S = 1.0
 
@@ -292,7 +294,10 @@ class ItemStream(Generic[PayloadT, ResultT]):
             return
         self._enough = self._gathering.enough
         self._wake.clear()
-        timer = loop.call_later(self._gathering.linger_s, self._wake.set)
+        now = loop.time()
+        first = min((one.pending.deadline for one in self._queue), default=math.inf)
+        linger_s = min(self._gathering.linger_s, max(0.0, first - now) * _LINGER_SHARE)
+        timer = loop.call_later(linger_s, self._wake.set)
         try:
             await self._wake.wait()
         finally:

@@ -146,6 +146,18 @@ async def test_a_message_waits_for_whom_the_owner_expects() -> None:
     await stream.close()
 
 
+async def test_an_item_spends_no_more_than_a_part_of_its_time_on_others() -> None:
+    call = Holding()
+    call.release.set()
+    stream = ItemStream(STAGE, lambda **_: call)
+    stream.expect(lambda: 100, HOUR_S)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    await stream.send(CALL, tenant="t", timeout_s=4.0)
+    assert 0.4 < loop.time() - begun < 4.0
+    await stream.close()
+
+
 def test_a_wait_that_gathers_few_is_shorter_the_next_time() -> None:
     """256 calls are generated for seconds each: one in a while is not kept for the others."""
     gathering = Gathering(0.05, lambda: 255)
