@@ -137,16 +137,17 @@ def _verify(parsed: argparse.Namespace, run: Runner) -> int:
         say("\n".join(lines))
         return status
 
-    def told(configuration: MeshConfiguration) -> int:
-        if parsed.store is not None:
-            return verify_stores(configuration, parsed.store)
-        from callforest_mesh.inspection import verify
+    if parsed.store is not None:
+        return run(parsed, lambda configuration: verify_stores(configuration, parsed.store))
+    return _printing(_verify_attempt, run)(parsed)
 
-        lines, status = verify(configuration, parsed.name)
-        say("\n".join(lines))
-        return status
 
-    return run(parsed, told)
+def _verify_attempt(
+    parsed: argparse.Namespace, configuration: MeshConfiguration
+) -> tuple[list[str], int]:
+    from callforest_mesh.inspection import verify
+
+    return verify(configuration, parsed.name)
 
 
 def _export(parsed: argparse.Namespace, configuration: MeshConfiguration) -> tuple[list[str], int]:
